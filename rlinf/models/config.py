@@ -110,10 +110,23 @@ class GaussianPolicyConfig(ModelConfig):
     state_dependent_std: bool = False
     """Let the network give the standard deviation; otherwise it is one free parameter per action
     dimension."""
+    task_dependent_std: bool = False
+    """Of an environment with several tasks, let each have a standard deviation of its own, so that
+    those which are solved do not end the exploration of the others."""
     hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
     """Gain of the orthogonal initialisation of hidden layers."""
     policy_gain: float = Field(default=0.01, gt=0)
     """Gain of the last layer of the actor; small values start near zero actions."""
+
+    @model_validator(mode="after")
+    def _check_deviation(self) -> Self:
+        if self.state_dependent_std and self.task_dependent_std:
+            raise illegal(
+                "task_dependent_std",
+                "with state_dependent_std the network gives the standard deviation",
+                hint="set one of the two",
+            )
+        return self
 
 
 class NormalizingPolicyConfig(GaussianPolicyConfig):

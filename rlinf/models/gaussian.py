@@ -177,9 +177,16 @@ class GaussianPolicy(Policy):
 
         self.actor = trunk(outputs * (2 if config.state_dependent_std else 1), config.policy_gain)
         self.critic = trunk(value_dim, 1.0) if value_dim else None
+        self._std_tasks = told_tasks(env_spec) if config.task_dependent_std else 0
+        if config.task_dependent_std and not self._std_tasks:
+            raise ConfigError(
+                "model.task_dependent_std: the environment has one task, and so one standard "
+                "deviation of each action; leave the key out"
+            )
         if not config.state_dependent_std:
-            initial = torch.full((self.chunk, self.action_dim), config.initial_log_std)
-            self.log_std = torch.nn.Parameter(initial)
+            shape = (self.chunk, self.action_dim)
+            shape = (self._std_tasks, outputs) if self._std_tasks else shape
+            self.log_std = torch.nn.Parameter(torch.full(shape, config.initial_log_std))
         for name in ("action_low", "action_high"):
             bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
@@ -205,6 +212,9 @@ class GaussianPolicy(Policy):
         """Mean [B, C, A] and log-std, [C, A] or [B, C, A]."""
         output = self.actor(features)
         shape = (len(features), self.chunk, self.action_dim)
+        if self._std_tasks:
+            told = features[:, -self._std_tasks :]
+            return output.view(shape), (told @ self.log_std).view(shape)
         if not self._state_dependent_std:
             return output.view(shape), self.log_std
         mean, log_std = output.chunk(2, dim=-1)

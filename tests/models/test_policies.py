@@ -297,15 +297,45 @@ def test_a_policy_begins_with_the_weights_of_a_file(
         begun.check()
 
 
+SEVERAL_TASKS = env_spec(
+    observation_shapes={"states": (STATE_DIM,), "main_images": (36, 40, 3), "task_ids": ()},
+    observation_dtypes={"states": "float32", "main_images": "uint8", "task_ids": "int64"},
+    task_descriptions=("reach", "push", "pull"),
+)
+
+
+@pytest.mark.parametrize("kind", ["mlp", "cnn"])
+def test_every_task_has_a_standard_deviation_of_its_own_where_asked_for(kind: str) -> None:
+    config = REGISTRY.load(kind)(policy_gain=1.0, task_dependent_std=True, num_action_chunks=2)
+    policy = config.build(SEVERAL_TASKS, seed=1)
+    wanted = torch.arange(18).view(3, 2, ACTION_DIM) / 20 - 1
+    with torch.no_grad():
+        policy.log_std.copy_(wanted.view_as(policy.log_std))
+    seen = {**observations(6), "task_ids": torch.tensor([0, 1, 2, 0, 1, 2])}
+    draw = noise(6, 2)
+    sample = policy.sample(seen, {ACTIONS: draw})
+    raw, mode = sample.forward_inputs[RAW_ACTIONS], policy.mode(seen)
+    std = wanted.repeat(2, 1, 1).exp()
+    torch.testing.assert_close(raw - mode, std * draw, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(sample.log_probs, Normal(mode, std).log_prob(raw))
+    evaluation = policy.evaluate_actions(seen | sample.forward_inputs)
+    torch.testing.assert_close(evaluation.entropy, Normal(mode, std).entropy())
+    evaluation.log_probs[:1].sum().backward()
+    grad = policy.log_std.grad
+    assert isinstance(grad, torch.Tensor)
+    assert [bool(of_task.any()) for of_task in grad] == [True, False, False]
+
+
+def test_a_standard_deviation_is_of_the_task_or_of_the_state() -> None:
+    with pytest.raises(ValidationError, match="set one of the two"):
+        MLPConfig(task_dependent_std=True, state_dependent_std=True)
+    with pytest.raises(ConfigError, match=r"^model\.task_dependent_std: .*has one task"):
+        MLPConfig(task_dependent_std=True).build(env_spec())
+
+
 @pytest.mark.parametrize("kind", ["mlp", "cnn", "squashed_mlp"])
 def test_several_tasks_are_told_apart_by_a_one_hot_vector(kind: str) -> None:
-    shapes = {"states": (STATE_DIM,), "main_images": (36, 40, 3)}
-    several = env_spec(
-        observation_shapes={**shapes, "task_ids": ()},
-        observation_dtypes={"states": "float32", "main_images": "uint8", "task_ids": "int64"},
-        task_descriptions=("reach", "push", "pull"),
-    )
-    policy = REGISTRY.load(kind)(policy_gain=1.0).build(several, seed=1)
+    policy = REGISTRY.load(kind)(policy_gain=1.0).build(SEVERAL_TASKS, seed=1)
     seen = observations(6)
     tasks = torch.tensor([0, 1, 2, 0, 1, 2])
     actor, _ = policy.encode({**seen, "task_ids": tasks})

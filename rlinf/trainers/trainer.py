@@ -346,7 +346,7 @@ class Trainer:
                 f"`{_KL}`, or leave target_kl out",
                 key="actor.target_kl",
             )
-        return found[_KL] > target
+        return bool(found[_KL] > target)
 
     def _metrics(self, updates: Mapping[str, list[Update]], factor: float) -> dict[str, float]:
         metrics: dict[str, float] = {}

@@ -134,7 +134,7 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "norm_stats.json").unlink()
     assert read_statistics(tmp_path).key == "arm/one"
     short = ModelStatistics(Statistics.of({"mean": [0.0], "std": [1.0]}))
-    with pytest.raises(ConfigError, match="of actions have no min and max, .* but mean, std"):
+    with pytest.raises(ConfigError, match=r"of actions have no min and max, .* but mean, std"):
         short.require({"actions": "bounds"}, key="model.statistics")
     with pytest.raises(ConfigError, match="have none of states, which the model reads"):
         short.require({"actions": "mean_std", "states": "mean_std"}, key="model.statistics")

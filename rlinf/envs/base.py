@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import re
 import sys
@@ -253,6 +254,43 @@ class SimulatorBatch(Simulator):
 
     def close(self) -> None:
         """End the simulation."""
+
+
+def require_methods(name: str, adapter: type[Simulator]) -> None:
+    """Refuse an adapter, before one is built, that lacks a method, or has one that cannot be
+    called as the host calls it.
+
+    Raises:
+        ConfigError: Names the method, and its arguments.
+    """
+    where = f"env type `{name}` is broken: {adapter.__module__}.{adapter.__qualname__}"
+    for method, given in _called(adapter).items():
+        function = getattr(adapter, method)
+        if any(function is getattr(base, method, None) for base in (SimulatorEnv, SimulatorBatch)):
+            raise ConfigError(f"{where} has no method `{method}`", key="type")
+        named = {each: 0 for each in given if each == "seed"}
+        try:
+            inspect.signature(function).bind(None, *given[len(named) :], **named)
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}.{method} is called with ({', '.join(given)}), which it does not take: "
+                f"{error}",
+                key="type",
+            ) from error
+
+
+def _called(adapter: type[Simulator]) -> dict[str, tuple[str, ...]]:
+    """Methods that an adapter must have, and the arguments of each; ``seed`` goes by its name."""
+    if issubclass(adapter, SimulatorBatch):
+        whole, one = {"chunk_step": ("actions", "lengths")}, {"step": ("actions",)}
+        return {"reset": ("rows", "seeds"), **(whole if adapter.whole_chunks else one)}
+    if not issubclass(adapter, SimulatorEnv):
+        return {}
+    by_parts = adapter.step is SimulatorEnv.step
+    if by_parts and adapter.step_blind is SimulatorEnv.step_blind:
+        by_parts = False  # what is missing is `step`
+    parts: dict[str, tuple[str, ...]] = {"step_blind": ("action",), "observe": ()}
+    return {"reset": ("seed",), **(parts if by_parts else {"step": ("action",)})}
 
 
 @contextlib.contextmanager

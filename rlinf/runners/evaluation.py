@@ -168,7 +168,8 @@ def _evaluate_one(
     prepared = task(config, run)
     evaluator = prepared.evaluator
     if evaluator is None:
-        raise ConfigError(f"runs of task '{config.task}' are not evaluated")
+        instead = prepared.instead_of_evaluation
+        raise ConfigError(f"runs of task '{config.task}' are not evaluated; {instead}")
     if video and not evaluator.films:
         raise ConfigError(f"--video: task '{config.task}' has nothing to show; leave it out")
     if spec_file is not None:

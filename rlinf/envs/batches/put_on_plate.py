@@ -169,7 +169,8 @@ class PutOnPlateEnv(SimulatorBatch):
                 obj_set=options.objects,
                 use_multiple_plates=options.plates == "all",
             )
-        self._scene: Any = self._env.unwrapped
+        scene: Any = self._env.unwrapped
+        self._scene = scene
         self._starts, self.task_descriptions = self._worded()
         self._ids = np.zeros(num_envs, np.int64)
         self._tasks = np.zeros(num_envs, np.int64)
@@ -183,7 +184,7 @@ class PutOnPlateEnv(SimulatorBatch):
                 "states": spaces.Box(-np.inf, np.inf, self._seen["states"].shape[1:], np.float32),
             }
         )
-        limits = self._scene.single_action_space
+        limits = scene.single_action_space
         self.action_space = spaces.Box(
             np.asarray(limits.low, np.float32), np.asarray(limits.high, np.float32)
         )

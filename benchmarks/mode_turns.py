@@ -19,10 +19,12 @@ from typing import Any, Self
 import torch
 
 from rlinf.cli.tasks import read_config
+from rlinf.flow.planning_traits import WARM_UP_STEPS
 from rlinf.monitor.run_directory import RunDirectory
-from rlinf.planner.measure import WARM_UP_STEPS, StepRecorder
+from rlinf.planner.measure import StepRecorder
 from rlinf.planner.planned import legal_trials
 from rlinf.planner.profiling import MeasuredTrial, trial_recorder
+from rlinf.runners.run import Run
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _serve(setting: Setting, directory: Path, link: Any) -> None:
     taken = Taken(recorder=trial_recorder(label, config, task.flow))
     assert taken.recorder is not None
     with RunDirectory.create(directory.parent, "turns", path=directory) as place:
-        steps = task.load_runner()(config, place, threading.Event()).rehearse(10**9)
+        steps = Run(task, config, place, threading.Event()).rehearse(10**9)
         while (count := _asked(link)) is not None:
             for number in range(count):
                 warm = len(taken.metrics) >= WARM_UP_STEPS

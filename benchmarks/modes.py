@@ -58,9 +58,9 @@ from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
 from rlinf.flow.plan import PLAN_FILE, Plan
+from rlinf.flow.planning_traits import WARM_UP_STEPS
 from rlinf.monitor.decisions import read_decisions
 from rlinf.planner.kept_profiles import fingerprints
-from rlinf.planner.measure import WARM_UP_STEPS
 from rlinf.planner.planned import command_overrides, legal_trials
 from rlinf.planner.profiling import profile_of
 

@@ -218,6 +218,12 @@ class SimulatorBatch(Simulator):
         self.options = options
         self.num_envs = num_envs
 
+    @classmethod
+    def begins_together(cls, options: Any) -> bool:
+        """Whether rows can be reset only when all have ended, so that terminations must be
+        ignored; rows that rest are reset with them."""
+        return False
+
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
         """Start episodes in rows [n] with seeds [n]; the observations of all rows, by key [N]."""
         raise NotImplementedError
@@ -359,6 +365,7 @@ ADAPTERS = {
     "mjlab": "rlinf.envs.batches.mjlab:MjlabEnv",
     "panda_gym": "rlinf.envs.gymnasium_tasks:PandaGymEnv",
     "pusht": "rlinf.envs.gymnasium_tasks:PushTEnv",
+    "put_on_plate": "rlinf.envs.batches.put_on_plate:PutOnPlateEnv",
     "robocasa": "rlinf.envs.household.robocasa:RobocasaEnv",
     "robosuite": "rlinf.envs.robosuite_env:RobosuiteEnv",
     "robotwin": "rlinf.envs.household.robotwin:RobotwinEnv",

@@ -110,8 +110,13 @@ class EnvConfig(StrictModel):
             adapter = REGISTRY.load(self.type)
         except ConfigError as error:
             raise illegal("type", str(error)) from error
-        _validated_options(adapter.Options, self.options)
-        if self.leave_out_failing_tasks and issubclass(adapter, SimulatorBatch):
+        options = _validated_options(adapter.Options, self.options)
+        if not issubclass(adapter, SimulatorBatch):
+            return self
+        if adapter.begins_together(options) and not self.ignore_terminations:
+            why = f"`{self.type}` begins all episodes of this task together, so none may end early"
+            raise illegal("ignore_terminations", why, hint="write true")
+        if self.leave_out_failing_tasks:
             why = f"`{self.type}` resets a batch together, so no task can be told from the others"
             raise illegal("leave_out_failing_tasks", why, hint="write false")
         return self

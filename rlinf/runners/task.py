@@ -70,6 +70,8 @@ class Task(ABC, Generic[ConfigT]):
     changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
     """Keys, or sections, that may change when a run is resumed: those that do not decide what was
     trained so far."""
+    changeable_evaluation: ClassVar[tuple[str, ...]] = ()
+    """The same of an evaluation of a run: those that do not decide what was trained."""
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = ()
     """What the progress display shows, besides step, times and ETA: label, metric, format."""
 

@@ -199,8 +199,8 @@ def _evaluate_one(
 def load_run(
     task: type[Task[Any]], source: Path, overrides: Sequence[str] = ()
 ) -> tuple[PlacedConfig, Checkpoint]:
-    """Configuration of a run, after the ``key=value`` of ``overrides``, and the checkpoint that is named, or else its good one: the newest,
-    or the best where the task leaves that behind.
+    """Configuration of a run with its ``overrides`` (``key=value``), and the checkpoint that is
+    named, or else its good one: the newest, or the best where the task leaves that behind.
 
     Raises:
         CheckpointError: There is no good checkpoint.

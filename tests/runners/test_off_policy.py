@@ -138,6 +138,7 @@ def test_a_run_is_evaluated_in_another_environment(
     assert main(["eval", str(reference), *other]) == 2
     assert "is of another model" in capsys.readouterr().err
 
+
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -270,6 +270,15 @@ class PolicyConfig(AlgorithmConfig):
         raise illegal("loss_agg_length", reason, hint=hint)
 
     @model_validator(mode="after")
+    def _check_divergence(self) -> Self:
+        for key, weight in (("kl_penalty_type", "kl_beta"), ("kl_reward_type", "kl_reward_beta")):
+            if not getattr(self, weight):
+                refuse_unused(self, [key], without=weight)
+        if self.dynamic_sampling is False:
+            refuse_unused(self, ["max_resample"], without="dynamic_sampling: true")
+        return self
+
+    @model_validator(mode="after")
     def _check_importance_sampling(self) -> Self:
         if self._family != "tokens":
             return self
@@ -314,7 +323,10 @@ def refuse_unused(config: AlgorithmConfig, keys: Iterable[str], *, without: str)
     """Refuse keys with another value than their default, which have no effect ``without`` one."""
     for key in keys:
         field = type(config).model_fields[key]
-        default = _families(field).get("families", {}).get(config.family, field.default)
+        defaults = _families(field).get("families")
+        if defaults and config.family is None:
+            continue  # not known yet
+        default = (defaults or {}).get(config.family, field.default)
         if getattr(config, key) != default:
             hint = f"write {without}, or leave it at {default}"
             raise illegal(key, f"has no effect without {without}", hint=hint)

@@ -61,6 +61,12 @@ class CriticConfig(PolicyConfig):
         return True
 
     @model_validator(mode="after")
+    def _check_scaling(self) -> Self:
+        if self.normalize_rewards is False:
+            refuse_unused(self, ["reward_clip"], without="normalize_rewards: true")
+        return self
+
+    @model_validator(mode="after")
     def _check_levels(self) -> Self:
         if self.reward_type == "action_level" and self.logprob_type == "chunk_level":
             raise illegal(
@@ -313,8 +319,9 @@ class DistillationConfig(PolicyConfig):
     (action_level), or the whole chunk (chunk_level)."""
 
     @model_validator(mode="after")
-    def _check_clip(self) -> Self:
-        refuse_unused(self, ["clip_ratio_low", "clip_ratio_high"], without="type: ppo")
+    def _check_surrogate(self) -> Self:
+        own = ("clip_ratio_low", "clip_ratio_high", "normalize_advantages")
+        refuse_unused(self, own, without="type: ppo")
         return self
 
     @property
@@ -359,6 +366,12 @@ class SoftActorCriticConfig(AlgorithmConfig):
     def needs_replay(self) -> bool:
         """It learns from transitions of the whole run."""
         return True
+
+    @model_validator(mode="after")
+    def _check_temperature(self) -> Self:
+        if not self.learn_temperature:
+            refuse_unused(self, ["target_entropy"], without="learn_temperature: true")
+        return self
 
 
 class SACConfig(SoftActorCriticConfig):

@@ -67,11 +67,11 @@ def stats(
     debug: Debug = False,
 ) -> None:
     """Show the statistics of actions and states, with exact quantiles."""
-    from rlinf.cli.run_paths import check_writable
+    from rlinf.cli.run_paths import check_file_writable
     from rlinf.data.vector_statistics import vector_statistics
 
     if out is not None:
-        check_writable(out, "--out")
+        check_file_writable(out, "--out", "norm_stats.json")
     names = ("mean", "std", "min", "max", "q01", "q99")
     found = {}
     for name, parts in _vectors(path.expanduser()).items():
@@ -86,7 +86,6 @@ def stats(
         import json
 
         content = {name: {key: each[key].tolist() for key in names} for name, each in found.items()}
-        out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
         say(f"\nwritten to {out}; a recipe takes it as model.statistics")
 

@@ -59,7 +59,7 @@ def evaluate(
             raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
         _evaluate_recipe(source, overrides or [], dry_run=dry_run)
         return
-    path = run_given(source, [*(overrides or []), *(["--dry-run"] if dry_run else [])])
+    path = run_given(source, ["--dry-run"] if dry_run else [])
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
@@ -75,12 +75,29 @@ def evaluate(
     require_training(task, source)
     if other is not None and task_of_run(other) is not task:
         raise ConfigError("--compare: the two runs are of different tasks")
+    for each in [path, *([] if other is None else [other])] if overrides else []:
+        _check_changed(each, overrides or [])
 
     from rlinf.runners.evaluation import Server
     from rlinf.runners.evaluation import evaluate as evaluate_run
 
     through = None if server is None else Server(server, token)
-    evaluate_run(task, path, items=episodes, spec=spec, video=video, compare=other, server=through)
+    evaluate_run(
+        task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
+        compare=other, server=through,
+    )  # fmt: skip
+
+
+def _check_changed(path: Path, overrides: list[str]) -> None:
+    """Refuse to change what a run was trained with, and what cannot run here."""
+    from rlinf.cli.tasks import config_of_run, read_config, refuse_fixed_keys
+    from rlinf.config.validate import check
+
+    file = str(config_of_run(path))
+    task, _, before = read_config(file, [])
+    _, recipe, config = read_config(file, overrides)
+    refuse_fixed_keys(before, config, task.changeable_evaluation, why="an evaluated run")
+    check(config, recipe)
 
 
 def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:

@@ -83,7 +83,9 @@ def policy(
 ) -> None:
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
     if token is not None and no_token:
-        raise ConfigError("--token and --no-token exclude each other; leave one out")
+        raise ConfigError(
+            f"--token, or {TOKEN_VARIABLE}, and --no-token exclude each other; leave one out"
+        )
     if token is not None and not (token and token.isascii() and token.isprintable()):
         raise ConfigError("--token must be printable ASCII, as it travels in a header")
     keys = dict(_renaming(each) for each in key or [])
@@ -129,8 +131,15 @@ def _serve(
     from rlinf.serving.acting import ActingPolicy
     from rlinf.serving.server import PolicyServer
 
+    try:
+        place = torch.device(device or process_device())
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        why = str(error).splitlines()[0][:200]
+        raise ConfigError(
+            f"--device = '{device}': {why}; nearest: {process_device()}, or leave it out"
+        ) from error
     trained = TrainedPolicy(task, path)
-    place = torch.device(device or process_device())
     spec = trained.env_spec()
     acting = ActingPolicy(
         trained.build(spec).to(place),

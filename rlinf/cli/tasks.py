@@ -35,8 +35,13 @@ def task_of(recipe: LoadedRecipe) -> AnyTask:
 
 def task_of_run(source: Path) -> AnyTask:
     """Return the task of a run, from its directory or one of its checkpoints."""
+    return task_of(load_recipe(str(config_of_run(source)), []))
+
+
+def config_of_run(source: Path) -> Path:
+    """Return the file of a run's configuration, from its directory or one of its checkpoints."""
     run = source if (source / CONFIG_FILE).is_file() else source.parent.parent
-    return task_of(load_recipe(str(run / CONFIG_FILE), []))
+    return run / CONFIG_FILE
 
 
 def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, LoadedRecipe, Any]:
@@ -52,19 +57,21 @@ def require_training(task: AnyTask, name: str) -> None:
         raise ConfigError(f"{name} evaluates a model and trains none; use: rlinf eval RECIPE")
 
 
-def refuse_fixed_keys(task: AnyTask, before: Any, after: Any) -> None:
-    """Refuse to resume a run with other values of keys that decided what was trained so far."""
+def refuse_fixed_keys(
+    before: Any, after: Any, changeable: Sequence[str], *, why: str = "a resumed run"
+) -> None:
+    """Refuse other values of a run's keys that decided what was trained so far."""
     old, new = dict(_leaves(to_data(before))), dict(_leaves(to_data(after)))
     changed = [
         f"{key} = {new.get(key)} (it was {old.get(key)})"
         for key in old | new
         if old.get(key) != new.get(key)
-        and not any(key == name or key.startswith(f"{name}.") for name in task.changeable)
+        and not any(key == name or key.startswith(f"{name}.") for name in changeable)
     ]
     if changed:
         raise ConfigError(
-            f"a resumed run keeps what it trains; not changeable: {', '.join(changed)}. "
-            f"Changeable: {', '.join(task.changeable)}. For another value start a new run."
+            f"{why} keeps what it trains; not changeable: {', '.join(changed)}. "
+            f"Changeable: {', '.join(changeable) or 'nothing'}. For another value start a new run."
         )
 
 

@@ -88,7 +88,7 @@ def resume(
     task, _, before = read_config(str(path / CONFIG_FILE), [])
     require_training(task, run)
     _, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
-    refuse_fixed_keys(task, before, config)
+    refuse_fixed_keys(before, config, task.changeable)
     check(config, recipe)
 
     from rlinf.config.dump import to_yaml

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 
-from rlinf.errors import in_section
+from rlinf.config.reference import check_reference
+from rlinf.errors import ConfigError, in_section
 
 
 class StrictModel(BaseModel):
@@ -47,7 +48,9 @@ class StrictModel(BaseModel):
 
         A section overrides this to look for a package, a file or an interpreter, and raises a
         UserError that says how to get it. The key of a ConfigError is relative to the section.
+        What a section of a component names as its ``implementation`` must be there.
         """
+        self._check_implementations()
         for name in type(self).model_fields:
             value = getattr(self, name)
             sections = {name: value}
@@ -57,6 +60,19 @@ class StrictModel(BaseModel):
                 if isinstance(section, StrictModel):
                     with in_section(key):
                         section.check()
+
+    def _check_implementations(self) -> None:
+        """Of the class of a component, the references that it has to name, or does."""
+        own = type(self)
+        for name in sorted(own.__class_vars__ & {"implementation", "q_implementation"}):
+            reference = getattr(own, name, "")
+            if reference is None:
+                continue
+            try:
+                check_reference(reference)
+            except ConfigError as error:
+                where = f"{name} of {own.__module__}.{own.__qualname__}"
+                raise ConfigError(f"{where}: {error}", key="type") from error
 
 
 def _from_yaml(value: Any, annotation: Any) -> Any:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
@@ -42,6 +42,7 @@ class Component:
             found: type[BaseModel] = self.registry.load(str(name))
         except ConfigError as error:
             raise illegal("type", str(error)) from error
+        _require_type(self.registry.kind, str(name), found)
         return found
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> CoreSchema:
@@ -53,6 +54,17 @@ class Component:
                 info_arg=True,
                 return_schema=core_schema.any_schema(),
             ),
+        )
+
+
+def _require_type(kind: str, name: str, found: type[BaseModel]) -> None:
+    """Refuse the class of a component that does not say which one it configures."""
+    field = found.model_fields.get("type")
+    if field is None or name not in (field.default, *get_args(field.annotation)):
+        raise illegal(
+            "type",
+            f"{kind} `{name}` is broken: {found.__module__}.{found.__qualname__} does not say so",
+            hint=f'write in it: type: Literal["{name}"] = "{name}"',
         )
 
 

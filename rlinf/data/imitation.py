@@ -5,6 +5,7 @@ A set is one of `rlinf record` or a LeRobot set; both become a :class:`Recorded`
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +26,8 @@ from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
 from rlinf.errors import ConfigError, in_section
+
+log = logging.getLogger(__name__)
 
 
 class Column(Protocol):
@@ -134,7 +137,7 @@ class SetOptions(StrictModel):
         with _of_path():
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
-                columns, actions, rate = self._recorded(found, spec)
+                columns, actions, rate = self._recorded(path, found, spec)
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
@@ -180,11 +183,14 @@ class SetOptions(StrictModel):
     # -- sets of ours ---------------------------------------------------------------------------
 
     def _recorded(
-        self, found: Any, spec: EnvSpec
+        self, path: Path, found: Any, spec: EnvSpec
     ) -> tuple[Mapping[str, Column], np.ndarray, float | None]:
         recorded = EnvSpec.from_json(found.source["spec"])
-        refuse_other_recording(recorded, spec, key="path")
-        columns = dict(found.observations)
+        beside = refuse_other_recording(recorded, spec, key="path")
+        if beside:
+            names = ", ".join(beside)
+            log.warning("%s: not learnt from %s, which the environment does not show", path, names)
+        columns = {name: each for name, each in found.observations.items() if name not in beside}
         texts = recorded.task_descriptions
         if TASK_IDS in columns and texts != spec.task_descriptions:
             numbers = columns[TASK_IDS].astype(np.int64)

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, MissingPackageError
 
 BEGIN, PLACE, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
@@ -101,11 +102,7 @@ def places_of(pictures: Pictures) -> np.ndarray:
 def reads_pictures(folder: Path) -> bool:
     """Whether the model in a folder has a part that reads pictures; ConfigError where its
     ``config.json`` cannot be read."""
-    try:
-        content = json.loads((folder.expanduser() / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder}/config.json cannot be read: {error}", key="path") from error
-    return "vision_config" in content
+    return "vision_config" in read_settings(folder.expanduser() / "config.json", key="path")
 
 
 class PictureReader:
@@ -229,7 +226,7 @@ def check_folder(folder: Path) -> None:
                 f"model of the families {', '.join(FAMILIES)}",
                 key="path",
             )
-        family = json.loads((folder / "config.json").read_text(encoding="utf-8"))["model_type"]
+        family = read_settings(folder / "config.json", key="path").get("model_type")
         if family not in FAMILIES:
             legal = ", ".join(FAMILIES)
             reason = f"pictures of the family {family} are not known; legal: {legal}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
+import inspect
 import io
 import re
 import sys
@@ -217,6 +218,12 @@ class SimulatorBatch(Simulator):
         self.options = options
         self.num_envs = num_envs
 
+    @classmethod
+    def begins_together(cls, options: Any) -> bool:
+        """Whether rows can be reset only when all have ended, so that terminations must be
+        ignored; rows that rest are reset with them."""
+        return False
+
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
         """Start episodes in rows [n] with seeds [n]; the observations of all rows, by key [N]."""
         raise NotImplementedError
@@ -247,6 +254,43 @@ class SimulatorBatch(Simulator):
 
     def close(self) -> None:
         """End the simulation."""
+
+
+def require_methods(name: str, adapter: type[Simulator]) -> None:
+    """Refuse an adapter, before one is built, that lacks a method, or has one that cannot be
+    called as the host calls it.
+
+    Raises:
+        ConfigError: Names the method, and its arguments.
+    """
+    where = f"env type `{name}` is broken: {adapter.__module__}.{adapter.__qualname__}"
+    for method, given in _called(adapter).items():
+        function = getattr(adapter, method)
+        if any(function is getattr(base, method, None) for base in (SimulatorEnv, SimulatorBatch)):
+            raise ConfigError(f"{where} has no method `{method}`", key="type")
+        named = {each: 0 for each in given if each == "seed"}
+        try:
+            inspect.signature(function).bind(None, *given[len(named) :], **named)
+        except TypeError as error:
+            raise ConfigError(
+                f"{where}.{method} is called with ({', '.join(given)}), which it does not take: "
+                f"{error}",
+                key="type",
+            ) from error
+
+
+def _called(adapter: type[Simulator]) -> dict[str, tuple[str, ...]]:
+    """Methods that an adapter must have, and the arguments of each; ``seed`` goes by its name."""
+    if issubclass(adapter, SimulatorBatch):
+        whole, one = {"chunk_step": ("actions", "lengths")}, {"step": ("actions",)}
+        return {"reset": ("rows", "seeds"), **(whole if adapter.whole_chunks else one)}
+    if not issubclass(adapter, SimulatorEnv):
+        return {}
+    by_parts = adapter.step is SimulatorEnv.step
+    if by_parts and adapter.step_blind is SimulatorEnv.step_blind:
+        by_parts = False  # what is missing is `step`
+    parts: dict[str, tuple[str, ...]] = {"step_blind": ("action",), "observe": ()}
+    return {"reset": ("seed",), **(parts if by_parts else {"step": ("action",)})}
 
 
 @contextlib.contextmanager
@@ -321,6 +365,7 @@ ADAPTERS = {
     "mjlab": "rlinf.envs.batches.mjlab:MjlabEnv",
     "panda_gym": "rlinf.envs.gymnasium_tasks:PandaGymEnv",
     "pusht": "rlinf.envs.gymnasium_tasks:PushTEnv",
+    "put_on_plate": "rlinf.envs.batches.put_on_plate:PutOnPlateEnv",
     "robocasa": "rlinf.envs.household.robocasa:RobocasaEnv",
     "robosuite": "rlinf.envs.robosuite_env:RobosuiteEnv",
     "robotwin": "rlinf.envs.household.robotwin:RobotwinEnv",

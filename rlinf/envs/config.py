@@ -20,7 +20,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
-from rlinf.envs.base import REGISTRY, SimulatorBatch
+from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
 from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
@@ -110,8 +110,13 @@ class EnvConfig(StrictModel):
             adapter = REGISTRY.load(self.type)
         except ConfigError as error:
             raise illegal("type", str(error)) from error
-        _validated_options(adapter.Options, self.options)
-        if self.leave_out_failing_tasks and issubclass(adapter, SimulatorBatch):
+        options = _validated_options(adapter.Options, self.options)
+        if not issubclass(adapter, SimulatorBatch):
+            return self
+        if adapter.begins_together(options) and not self.ignore_terminations:
+            why = f"`{self.type}` begins all episodes of this task together, so none may end early"
+            raise illegal("ignore_terminations", why, hint="write true")
+        if self.leave_out_failing_tasks:
             why = f"`{self.type}` resets a batch together, so no task can be told from the others"
             raise illegal("leave_out_failing_tasks", why, hint="write false")
         return self
@@ -125,12 +130,14 @@ class EnvConfig(StrictModel):
         """Refuse, within a second and before anything starts, an env that cannot be built.
 
         Raises:
-            ConfigError: An option or the interpreter is not usable.
+            ConfigError: An option or the interpreter is not usable, or the adapter is broken.
             MissingPackageError: The simulator is not installed.
         """
+        adapter = REGISTRY.load(self.type)
+        require_methods(self.type, adapter)
         python = self.interpreter
         if python is None:
-            REGISTRY.load(self.type).check(self.adapter_options, self.max_episode_steps)
+            adapter.check(self.adapter_options, self.max_episode_steps)
             return
         key = "python" if self.python else "type"
         if shutil.which(python) is None:

@@ -114,16 +114,29 @@ def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple
     raise ConfigError(f"{name}: action_space must be a Box [A] or Discrete, is {space}")
 
 
-def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> None:
-    """Refuse, by a ConfigError with this key, episodes of another kind of environment."""
-    for name in ("observation_shapes", "action_dim", "action_kind"):
-        theirs, own = getattr(recorded, name), getattr(played, name)
+def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> list[str]:
+    """Refuse, by a ConfigError with this key, episodes of another kind of environment.
+
+    Returns:
+        Names of observations that they hold and the environment does not show, which nobody reads.
+    """
+    shown, shapes = played.observation_shapes, recorded.observation_shapes
+    # Not the numbers of tasks: of which one a row is cannot be left out.
+    beside = [name for name in shapes if name not in shown and observation_type(name) is not None]
+    kept = {name: shape for name, shape in shapes.items() if name not in beside}
+    compared = {
+        "observation_shapes": (kept, shown),
+        "action_dim": (recorded.action_dim, played.action_dim),
+        "action_kind": (recorded.action_kind, played.action_kind),
+    }
+    for name, (theirs, own) in compared.items():
         if theirs != own:
             raise ConfigError(
                 f"the episodes have {name} {theirs}, the environments of env.train {own}; "
                 "record episodes there with: rlinf record",
                 key=key,
             )
+    return beside
 
 
 def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:

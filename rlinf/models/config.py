@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
@@ -12,6 +11,7 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import Registry, load_attribute
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -234,18 +234,16 @@ MODELS = {
 def type_of_directory(directory: Path) -> str:
     """Which model a published directory holds, by what its config.json calls it; a ConfigError
     where none does."""
-    try:
-        content = json.loads((directory.expanduser() / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{directory} has no config.json that can be read: {error}") from error
+    content = read_settings(directory.expanduser() / "config.json")
     said = {str(content.get(key)) for key in ("type", "model_type", "policy_type")}
     said.update(map(str, content.get("architectures") or ()))
     known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
     if found := said & known.keys():
         return known[min(found)]
+    names = ", ".join(sorted(said - {"None"})) or "its config.json names none"
     raise ConfigError(
-        f"{directory} is of no model that is known here ({', '.join(sorted(said - {'None'}))}); "
-        f"nearest: {', '.join(sorted(known))}"
+        f"{directory} is of no model that is known here ({names}); nearest: "
+        f"{', '.join(sorted(known))}"
     )
 
 

@@ -8,10 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rlinf.envs.results import ACTION_MASK
+from rlinf.errors import RunFailure
 
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
@@ -200,6 +202,40 @@ class Policy(torch.nn.Module, ABC):
         Called after an update and before the weights are synchronised, so that rollout and training
         use equal statistics.
         """
+
+
+def require_finite(
+    actions: np.ndarray, policy: torch.nn.Module, seen: Mapping[str, Tensor], *, kind: str
+) -> None:
+    """Refuse actions [B, C, A] that are no numbers, which a simulator would answer with
+    observations that are none; ``seen`` is what the policy of this ``kind`` answered.
+
+    Raises:
+        RunFailure: Names what was not finite first: what was seen, the weights, or what the model
+            computes of both.
+    """
+    good = np.isfinite(actions)
+    if good.all():
+        return
+    rows = f"{int((~good).any(axis=(1, 2)).sum())} of {len(actions)} rows"
+    blind = [name for name, each in seen.items() if not bool(each.isfinite().all())]
+    weights = dict(policy.named_parameters())
+    broken = [name for name, each in weights.items() if not bool(each.isfinite().all())]
+    # Their bounds may be infinite.
+    broken += [name for name, each in policy.named_buffers() if bool(each.isnan().any())]
+    if blind:
+        cause = f"`{blind[0]}`, which it saw, holds a NaN or an infinity"
+    elif broken:
+        cause = (
+            f"what it saw is finite, but {len(broken)} tensors of the model are not, first "
+            f"`{broken[0]}`: begin from other weights, or lower actor.optim.lr"
+        )
+    else:
+        cause = (
+            "what it saw and its weights are finite, so it is the model that computes them: look "
+            f"at it with `rlinf check model {kind}`, or lower actor.optim.lr where weights grew"
+        )
+    raise RunFailure(f"the policy `{kind}` gives no finite actions in {rows}: {cause}")
 
 
 def repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:

@@ -236,6 +236,7 @@ class PlayingTask(Task[EvaluatedT]):
 
     starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
     evaluates = ("env", "rollout")
+    changeable_evaluation = ("env", "evaluation")
 
     def __init__(self, config: EvaluatedT, directory: Path) -> None:
         super().__init__(config, directory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -115,6 +116,7 @@ def evaluate(
     task: type[Task[Any]],
     source: Path,
     *,
+    overrides: Sequence[str] = (),
     items: int | None = None,
     spec: Path | None = None,
     video: bool = False,
@@ -126,6 +128,7 @@ def evaluate(
     Args:
         task: Of the run.
         source: A run directory, or one of its checkpoints.
+        overrides: ``key=value`` for the configuration of both runs; none decides what was trained.
         items: Held-out episodes or prompts; None: what the run's recipe says.
         spec: File with the exact list of them, instead.
         video: Whether to write a video.
@@ -139,10 +142,10 @@ def evaluate(
         CheckpointError: There is no good checkpoint.
     """
     first, given = _evaluate_one(
-        task, source, items=items, spec_file=spec, video=video, server=server
+        task, source, overrides, items=items, spec_file=spec, video=video, server=server
     )
     if compare is not None:
-        other, _ = _evaluate_one(task, compare, spec=given)
+        other, _ = _evaluate_one(task, compare, overrides, spec=given)
         print(compare_results(other, first))
     return first
 
@@ -150,6 +153,7 @@ def evaluate(
 def _evaluate_one(
     task: type[Task[Any]],
     source: Path,
+    overrides: Sequence[str],
     *,
     items: int | None = None,
     spec_file: Path | None = None,
@@ -160,7 +164,7 @@ def _evaluate_one(
     """The result, and by which specification."""
     from rlinf.runners.groups import Groups
 
-    config, checkpoint = load_run(task, source)
+    config, checkpoint = load_run(task, source, overrides)
     run, step = checkpoint.path.parent.parent, checkpoint.step
     name = f"{run.name} step {step}"
     if server is not None:
@@ -168,7 +172,8 @@ def _evaluate_one(
     prepared = task(config, run)
     evaluator = prepared.evaluator
     if evaluator is None:
-        raise ConfigError(f"runs of task '{config.task}' are not evaluated")
+        instead = prepared.instead_of_evaluation
+        raise ConfigError(f"runs of task '{config.task}' are not evaluated; {instead}")
     if video and not evaluator.films:
         raise ConfigError(f"--video: task '{config.task}' has nothing to show; leave it out")
     if spec_file is not None:
@@ -191,9 +196,11 @@ def _evaluate_one(
     return result, spec
 
 
-def load_run(task: type[Task[Any]], source: Path) -> tuple[PlacedConfig, Checkpoint]:
-    """Configuration of a run, and the checkpoint that is named, or else its good one: the newest,
-    or the best where the task leaves that behind.
+def load_run(
+    task: type[Task[Any]], source: Path, overrides: Sequence[str] = ()
+) -> tuple[PlacedConfig, Checkpoint]:
+    """Configuration of a run with its ``overrides`` (``key=value``), and the checkpoint that is
+    named, or else its good one: the newest, or the best where the task leaves that behind.
 
     Raises:
         CheckpointError: There is no good checkpoint.
@@ -211,5 +218,5 @@ def load_run(task: type[Task[Any]], source: Path) -> tuple[PlacedConfig, Checkpo
     else:
         run = source.parent.parent
         checkpoint = load_checkpoint(source)
-    recipe = load_recipe(str(run / CONFIG_FILE), [])
+    recipe = load_recipe(str(run / CONFIG_FILE), overrides)
     return validate(task.config_class, recipe.data, recipe), checkpoint

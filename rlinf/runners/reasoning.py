@@ -31,6 +31,7 @@ class Reasoning(Task[ReasoningConfig]):
         "critic": "rlinf.workers.critic:CriticWorker",
     }
     changeable = ("runner", "cluster", "validation.val_check_interval", "checkpoint", "logger")
+    changeable_evaluation = ("validation", "data.files.validation")
     figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:

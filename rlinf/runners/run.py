@@ -92,6 +92,8 @@ class Run:
             self._open(stack)
             if not (resume and self._restore()):
                 self.task.begin(self)
+            elif self.task.finished or self.state.step >= self.task.steps:
+                self._say_finished()
             self._warm_up()
             observe = self._observer()
             self._progress = stack.enter_context(
@@ -104,6 +106,15 @@ class Run:
             if not self._stop.is_set():
                 self.task.conclude(self)
         return self.state
+
+    def _say_finished(self) -> None:
+        """That a run which is resumed has no step left, and what would let it go on."""
+        step, steps = self.state.step, self.task.steps
+        keys = [name for name in type(self._config.runner).model_fields if "total" in name]
+        why = "the recipe's rule to end early had been met"
+        if step >= steps:
+            why = f"to go on, resume with a larger {' or '.join(f'runner.{key}' for key in keys)}"
+        print(f"nothing is left to train: {step} of {steps} steps were done; {why}", flush=True)
 
     def _finished(self) -> bool:
         return self._stop.is_set() or self.task.finished or self.state.step >= self.task.steps

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -145,8 +146,21 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         """With the model that the run begins with."""
         return replace(super().context(trains=trains), model=self._model)
 
+    @property
+    def instead_of_evaluation(self) -> str:
+        """Who asks the model, and where the loss on held-out texts is seen."""
+        run, model = (shlex.quote(str(each)) for each in (self.directory, self._left))
+        return (
+            f"its model answers prompts by: rlinf eval evaluation/math500 model.path={model} "
+            f"benchmark.path=FILE; its losses are shown by: rlinf view {run}"
+        )
+
+    @property
+    def _left(self) -> Path:
+        return self.directory / "model"
+
     def leave(self, run: Run) -> None:
         """The model, as other programs read it."""
-        path = self.directory / "model"
+        path = self._left
         run.groups.save_model(path)
         print(f"model: {path}", flush=True)

@@ -5,6 +5,7 @@ The modules of tasks import no torch: worker classes are named, and imported whe
 
 from __future__ import annotations
 
+import shlex
 from abc import ABC
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -69,6 +70,8 @@ class Task(ABC, Generic[ConfigT]):
     changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
     """Keys, or sections, that may change when a run is resumed: those that do not decide what was
     trained so far."""
+    changeable_evaluation: ClassVar[tuple[str, ...]] = ()
+    """The same of an evaluation of a run: those that do not decide what was trained."""
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = ()
     """What the progress display shows, besides step, times and ETA: label, metric, format."""
 
@@ -169,6 +172,11 @@ class Task(ABC, Generic[ConfigT]):
             return None
         name, directory = f"{self.directory.name} step {run.state.step}", run.directory.evaluations
         return self.evaluator.of_run(run.groups, purpose, name, run.state.step, directory=directory)
+
+    @property
+    def instead_of_evaluation(self) -> str:
+        """What tells how good a run is that has no evaluator."""
+        return f"nearest: rlinf view {shlex.quote(str(self.directory))}"
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """Give the workers of an evaluation what a checkpoint holds."""

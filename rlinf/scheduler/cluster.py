@@ -88,7 +88,7 @@ class Cluster(NodeTable, ClusterMembers):
 
             self.runtime: Runtime = LocalRuntime(config, deadline)
         else:
-            _stop_ray_from_starting_itself()
+            _prepare_ray()
             from rlinf.scheduler.runtime.ray import RayRuntime
 
             self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
@@ -108,7 +108,7 @@ class Cluster(NodeTable, ClusterMembers):
     def _attach(self) -> None:
         """Join the cluster of this worker, or of the Ray cluster that this process can reach."""
         if current_process() is None:
-            _stop_ray_from_starting_itself()
+            _prepare_ray()
             from rlinf.scheduler.runtime.ray import attach_to_running
 
             if not attach_to_running():
@@ -191,9 +191,14 @@ class Cluster(NodeTable, ClusterMembers):
         return current_process() is not None
 
 
-def _stop_ray_from_starting_itself() -> None:
-    """Make a call to Ray after its end an error, instead of a new Ray cluster in the background."""
-    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")  # read when Ray is imported
+def _prepare_ray() -> None:
+    """What Ray reads when it is imported.
+
+    A call to Ray after its end is an error, instead of a new Ray cluster in the background. It may
+    take longer to start than its minute, on a machine that has much else to do.
+    """
+    os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 
 
 def _read_config(

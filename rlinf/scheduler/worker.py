@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -38,12 +38,13 @@ class WorkerTimers:
         self.__durations_lock = threading.Lock()
 
     @contextmanager
-    def worker_timer(self, tag: str | None = None) -> Iterator[None]:
-        """Time a block under a tag; without one, under the name of the calling method."""
+    def worker_timer(self, tag: str | None = None, trace: bool = True) -> Iterator[None]:
+        """Time a block under a tag; without one, under the name of the calling method. ``trace``
+        it too, where the cluster is traced."""
         if tag is None:
             # Two frames up: contextlib's __enter__, then the caller.
             tag = sys._getframe(2).f_code.co_name
-        with Tracer.trace_span(tag, cat="timer"):
+        with Tracer.trace_span(tag, cat="timer") if trace else nullcontext():
             begin = time.perf_counter()
             try:
                 yield
@@ -70,12 +71,14 @@ class WorkerTimers:
             return durations
 
     @staticmethod
-    def timer(tag: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def timer(
+        tag: str | None = None, trace: bool = True
+    ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Decorator that times a method, plain or async, under a tag or its own name."""
 
         def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
             name = tag or function.__name__
-            return within(lambda arguments: arguments[0].worker_timer(name), function)
+            return within(lambda arguments: arguments[0].worker_timer(name, trace), function)
 
         return decorate
 
@@ -231,21 +234,21 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         """Connect to a channel that exists."""
         return Channel.connect(channel_name, self)
 
-    def log_debug(self, message: object) -> None:
+    def log_debug(self, msg: object) -> None:
         """Log at level DEBUG."""
-        self._rlinf_log(logging.DEBUG, message)
+        self._rlinf_log(logging.DEBUG, msg)
 
-    def log_info(self, message: object) -> None:
+    def log_info(self, msg: object) -> None:
         """Log at level INFO."""
-        self._rlinf_log(logging.INFO, message)
+        self._rlinf_log(logging.INFO, msg)
 
-    def log_warning(self, message: object) -> None:
+    def log_warning(self, msg: object) -> None:
         """Log at level WARNING."""
-        self._rlinf_log(logging.WARNING, message)
+        self._rlinf_log(logging.WARNING, msg)
 
-    def log_error(self, message: object) -> None:
+    def log_error(self, msg: object) -> None:
         """Log at level ERROR."""
-        self._rlinf_log(logging.ERROR, message)
+        self._rlinf_log(logging.ERROR, msg)
 
     def _rlinf_log(self, level: int, message: object) -> None:
         logger.log(level, "%s: %s", self._worker_name, message, stacklevel=3)

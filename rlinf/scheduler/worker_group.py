@@ -133,13 +133,13 @@ class WorkerGroup:
         return self
 
     @classmethod
-    def from_group_name(cls, worker_cls: type, name: str) -> WorkerGroup:
+    def from_group_name(cls, worker_cls: type, group_name: str) -> WorkerGroup:
         """A group that is running, by name, from any process; SchedulerValueError without."""
-        record: GroupRecord | None = require_process().ask_driver("registry.group", name)
+        record: GroupRecord | None = require_process().ask_driver("registry.group", group_name)
         if record is None:
-            raise SchedulerValueError(f"there is no running worker group '{name}'")
+            raise SchedulerValueError(f"there is no running worker group '{group_name}'")
         group = cls(worker_cls)
-        group._name = name
+        group._name = group_name
         group._cluster = Cluster()
         group._worker_names, group._nodes = record.worker_names, record.nodes
         find = group._cluster.runtime.find
@@ -148,9 +148,12 @@ class WorkerGroup:
         return group
 
     def execute_on(self, *ranks: int) -> WorkerGroup:
-        """Run only the next method call only on these ranks; AssertionError for an unknown one."""
+        """Run only the next method call only on these ranks; AssertionError for an unknown one.
+
+        Without ranks that call runs nowhere, and its results are ``[]``.
+        """
         self._selected = None
-        if not ranks or any(not 0 <= rank < len(self._handles) for rank in ranks):
+        if any(not 0 <= rank < len(self._handles) for rank in ranks):
             raise InvalidRankError(
                 f"Invalid rank(s) specified. Got {list(ranks)}; group '{self._name}' has ranks "
                 f"0-{len(self._handles) - 1}."
@@ -193,7 +196,8 @@ class WorkerGroup:
                 f"worker group of {self._worker_cls.__name__} is not running: launch it before "
                 f"calling '{method}'"
             )
-        ranks = self._selected or tuple(range(len(self._handles)))
+        every = tuple(range(len(self._handles)))
+        ranks = every if self._selected is None else self._selected
         self._selected = None
         encode = require_process().encode
         calls = [
@@ -259,33 +263,38 @@ class WorkerGroupFuncResult:
         """Whether every rank has finished."""
         return all(call.done() for call in self._calls)
 
-    def consume_duration(self, reduction: Reduction = "max") -> float:
+    def consume_duration(
+        self, reduction_type: Reduction = "max", *, reduction: Reduction | None = None
+    ) -> float:
         """Seconds of the call, over the ranks; waits for it.
 
         Where the method is decorated with ``Worker.timer``, what that recorded; otherwise the time
-        of the call itself.
+        of the call itself. ``reduction`` is the same by its other name.
         """
         own = self._own_seconds()
         try:
             recorded: list[float] = self._pop("pop_execution_time", self._method)
         except SchedulerValueError:
             recorded = own
-        return _reduce(recorded, reduction)
+        return _reduce(recorded, reduction or reduction_type)
 
     def consume_durations(
-        self, reduction: Reduction = "max", return_per_rank: bool = False
+        self,
+        reduction_type: Reduction = "max",
+        return_per_rank: bool = False,
+        *,
+        reduction: Reduction | None = None,
     ) -> dict[str, float] | tuple[dict[str, float], list[dict[str, float]]]:
         """Seconds of every tag that the workers timed, and of the call itself; clears the timers.
 
         ``return_per_rank`` also gives the table of every rank.
         """
-        own = self._own_seconds()
+        own, by = self._own_seconds(), reduction or reduction_type
         timed = self._pop("pop_execution_times")
         tables = [{self._method: mine, **table} for mine, table in zip(own, timed, strict=True)]
         tags = dict.fromkeys(tag for table in tables for tag in table)
         reduced = {
-            tag: _reduce([table[tag] for table in tables if tag in table], reduction)
-            for tag in tags
+            tag: _reduce([table[tag] for table in tables if tag in table], by) for tag in tags
         }
         return (reduced, tables) if return_per_rank else reduced
 
@@ -337,4 +346,6 @@ def _reduce(values: Sequence[float], reduction: str) -> float:
         raise SchedulerValueError(
             f"unknown reduction '{reduction}'; known: {', '.join(_REDUCTIONS)}"
         )
+    if not values:
+        raise SchedulerValueError("a call that ran on no rank took no time")
     return _REDUCTIONS[reduction](values)

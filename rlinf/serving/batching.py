@@ -22,7 +22,7 @@ ResultT = TypeVar("ResultT")
 
 
 class PolicyFailure(RLinfError):  # noqa: N818 - a failure of the policy, not of who asks
-    """The policy raised; the message is that of the first failure."""
+    """The policy raised, and the message is that of the first failure; or its actions are none."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Batcher:
 
         Raises:
             RefusedRequestError: The server is stopping, or too many wait.
-            PolicyFailure: The policy raised.
+            PolicyFailure: The policy raised, or gives no finite actions.
         """
         if self._stopping:
             raise RefusedRequestError("the server is stopping")
@@ -148,5 +148,9 @@ class Batcher:
                 asked.answer.set_exception(failure)
                 continue
             actions, version = running.result()
+            if not np.isfinite(actions[number]).all():  # a robot must not get these
+                failure = PolicyFailure("the policy gives no finite actions")
+                asked.answer.set_exception(failure)
+                continue
             queue = begun - asked.since
             asked.answer.set_result(Answer(actions[number], version, queue, seconds))

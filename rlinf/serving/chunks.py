@@ -82,20 +82,20 @@ class RealTimeChunks:
         """The action [A] to execute now."""
         began = time.perf_counter()
         waited = 0.0
-        if self._chunk is None:
+        if self._chunk is None or (self._next is None and self._place == len(self._chunk)):
             self._chunk, self._place = self._client.infer(observation)["actions"], 0
             waited = time.perf_counter() - began
         if self._next is not None and (self._next.done() or self._place == len(self._chunk)):
-            ready = self._next.done()
-            chunk = self._next.result()["actions"]
+            asked, self._next = self._next, None  # one that is refused must not be met again
+            ready = asked.done()
+            chunk = asked.result()["actions"]
             waited += 0.0 if ready else time.perf_counter() - began
-            self._next = None
             self._delays.append(self._place - self._asked_at)
             self._chunk, self._place = chunk, self._place - self._asked_at
         if self._next is None and self._place >= self._execute:
             self._asked_at = self._place
-            asked = dict(observation) | self._prefix(self._chunk[self._place :])
-            self._next = self._thread.submit(self._client.infer, asked)
+            request = dict(observation) | self._prefix(self._chunk[self._place :])
+            self._next = self._thread.submit(self._client.infer, request)
         action: np.ndarray = self._chunk[self._place]
         self._place += 1
         self.waits.append(waited)
@@ -112,7 +112,7 @@ class RealTimeChunks:
     def reset(self) -> None:
         """Begin another episode: what is left of the present chunk is forgotten."""
         if self._next is not None:
-            self._next.result()
+            self._next.exception()  # whatever it was answered is of no use any more
         self._next, self._chunk = None, None
 
     def close(self) -> None:

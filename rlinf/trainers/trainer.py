@@ -20,7 +20,7 @@ from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.algorithms.samples import staleness_metrics
 from rlinf.algorithms.supervised import with_noise
 from rlinf.data.trajectory import Trajectory
-from rlinf.errors import CheckpointError, RunFailure
+from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
 from rlinf.models.policy import ActionEvaluation, Policy, checkpoint_layers
 from rlinf.models.policy_weights import BASE
@@ -41,6 +41,8 @@ from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_me
 
 Score = Callable[[Batch], Sequence[Tensor]]
 """From a micro batch to numbers [n, ...] for each of its rows."""
+
+_KL = "actor/approx_kl"
 
 
 class Trainer:
@@ -262,6 +264,7 @@ class Trainer:
         Raises:
             RunFailure: Those who act and the trainer disagree about the log-probs of the same
                 weights, or too many updates had a loss or gradient that is not finite.
+            ConfigError: ``target_kl`` is set, and the loss tells no KL divergence.
         """
         if isinstance(batches, Batch):
             batches = global_batches(
@@ -333,9 +336,17 @@ class Trainer:
     def _is_far(self, updates: Mapping[str, list[Update]]) -> bool:
         """Whether the policy has moved as far in this phase as it may."""
         target = getattr(self._config, "target_kl", None)
-        if target is None or not updates.get(POLICY):
+        found = updates[POLICY][-1].metrics if updates.get(POLICY) else {}
+        if target is None or not found:
             return False
-        return bool(updates[POLICY][-1].metrics["actor/approx_kl"] > target)
+        if _KL not in found:
+            raise ConfigError(
+                f"{target:g} is to end a phase by the KL divergence of its updates, and the loss "
+                f"of {type(self._algorithm).__name__} tells none; return it among the metrics as "
+                f"`{_KL}`, or leave target_kl out",
+                key="actor.target_kl",
+            )
+        return bool(found[_KL] > target)
 
     def _metrics(self, updates: Mapping[str, list[Update]], factor: float) -> dict[str, float]:
         metrics: dict[str, float] = {}

@@ -21,6 +21,7 @@ from rlinf.models.policy import (
     Policy,
     draw_noise,
     of_own_dimensions,
+    require_finite,
 )
 from rlinf.models.policy_weights import load_travelling, travelling
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
@@ -124,7 +125,7 @@ class RolloutWorker(StageWorker):
     ) -> tuple[PolicyBatch, torch.Tensor | None]:
         """What the environments are answered, in host memory: they may have no device; and values
         [n, V] of the observations, where the same forward passes give them. ``how`` is the policy's
-        way of acting."""
+        way of acting; a RunFailure where it gives no finite actions."""
         rows = len(next(iter(inputs.values())))
         drawn = {
             _NOISE + name: each.to(self.compute_device) for name, each in (noise or {}).items()
@@ -134,8 +135,10 @@ class RolloutWorker(StageWorker):
             for block in self._blocks(inputs | drawn)
         ]
         values = [sample.values for sample in samples if sample.values is not None]
+        actions = _join([sample.actions for sample in samples], rows).cpu().numpy()
+        require_finite(actions, self._policy, inputs, kind=self._config.model.type)
         answer = PolicyBatch(
-            actions=_join([sample.actions for sample in samples], rows).cpu().numpy(),
+            actions=actions,
             log_probs=of_own_dimensions(
                 _join([sample.log_probs for sample in samples], rows), inputs
             ).cpu(),

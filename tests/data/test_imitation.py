@@ -113,6 +113,28 @@ def test_a_set_of_something_else_is_refused(
         build(replace(ENV, **spec), path=str(sets / "lerobot"), **section)
 
 
+@pytest.mark.parametrize("name", ["ours", "lerobot"])
+def test_what_the_environment_does_not_show_is_not_learnt_from(
+    name: str, sets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shapes = {key: ENV.observation_shapes[key] for key in ("states", "task_ids")}
+    spec = replace(ENV, observation_shapes=shapes)
+    ((found,), _) = build(spec, path=str(sets / name))
+    assert found.columns.keys() == {"states", "task_ids"}
+    said = [record.message for record in caplog.records]
+    if name == "ours":
+        assert said == [
+            f"{sets / name}: not learnt from main_images, wrist_images, which the environment "
+            "does not show"
+        ]
+
+
+def test_rows_of_several_tasks_are_not_taken_for_one(sets: Path) -> None:
+    shapes = {"states": ENV.observation_shapes["states"]}
+    with pytest.raises(ConfigError, match=r"observation_shapes .*'task_ids': \(\)"):
+        build(replace(ENV, observation_shapes=shapes), path=str(sets / "ours"))
+
+
 def test_another_frame_rate_may_be_meant(sets: Path) -> None:
     spec = replace(ENV, control_rate=10.0)
     ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)

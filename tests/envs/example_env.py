@@ -140,6 +140,8 @@ class PointBatch(SimulatorBatch):
         self._bad = np.zeros(num_envs, bool)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        if self.options.misbehaviour == "reset" and len(rows) < self.num_envs:
+            raise ValueError("all rows or none")
         for row, seed in zip(rows, seeds, strict=True):
             generator = np.random.default_rng(seed)
             self._position[row] = generator.uniform(-1, 1, self.options.size)
@@ -160,7 +162,7 @@ class PointBatch(SimulatorBatch):
                 time.sleep(3600)
             if self.options.misbehaviour == "raise":
                 raise ValueError("the solver diverged")
-            if self.options.misbehaviour == "nan":
+            if self.options.misbehaviour in ("nan", "reset"):
                 observations["states"][bad] = np.nan
             if self.options.misbehaviour == "shape":
                 observations["states"] = observations["states"][:, :1]

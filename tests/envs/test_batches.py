@@ -148,6 +148,20 @@ def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):
     assert any(step.valid.all() for step in steps)
 
 
+def test_episodes_beside_a_row_whose_reset_fails_are_closed_with_it(batch):
+    """Their simulator is gone: no row goes on in one that never began its episode."""
+    config = batch("reset", one_in=9, max_fault_rate=1.0, ignore_terminations=True)
+    steps = [step for (step,) in play(config)]
+    hit = [step for step in steps if step.faults]
+    assert hit
+    for step in hit:
+        assert not step.valid.any()
+        assert {fault.env for fault in step.faults} == set(range(ENVS))
+        reasons = {fault.reason for fault in step.faults}
+        assert reasons == {FaultReason.NOT_FINITE, FaultReason.EXCEPTION}
+    assert any(step.valid.all() for step in steps)
+
+
 @pytest.mark.parametrize(
     ("misbehaviour", "detail"),
     [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -101,3 +103,140 @@ def test_the_projects_own_names_cannot_be_taken() -> None:
     assert registry.load("absent").__name__ == "OrderedDict"
     with pytest.raises(ConfigError, match="unknown thing `functoin`; did you mean `function`"):
         registry.load("functoin")
+
+
+SECTIONS = """
+from typing import Literal
+from rlinf.algorithms.base_config import AlgorithmConfig
+from rlinf.models.config import GaussianPolicyConfig
+
+class Whole(GaussianPolicyConfig):
+    implementation = "half_done.policy:Policy"
+    type: Literal["whole"] = "whole"
+
+class Untyped(GaussianPolicyConfig):
+    implementation = "half_done.policy:Policy"
+
+class Astray(GaussianPolicyConfig):
+    implementation = "half_done.polices:Policy"
+    type: Literal["astray"] = "astray"
+
+class Misspelt(GaussianPolicyConfig):
+    implementation = "half_done.policy:Polciy"
+    type: Literal["misspelt"] = "misspelt"
+
+class Unsaid(AlgorithmConfig):
+    type: Literal["unsaid"] = "unsaid"
+"""
+POLICY = """
+from rlinf.models.gaussian import GaussianPolicy
+
+raise RuntimeError("heavy")
+
+class Policy(GaussianPolicy): ...
+"""
+ENVS = """
+from dataclasses import dataclass
+from rlinf.envs.base import SimulatorEnv
+
+@dataclass(frozen=True)
+class Options: ...
+
+class Idle(SimulatorEnv):
+    Options = Options
+    def reset(self, *, seed=None, options=None): ...
+    def step(self): ...
+
+class Still(SimulatorEnv):
+    Options = Options
+    def reset(self, *, seed=None, options=None): ...
+    def step(self, action): ...
+
+class Endless(SimulatorEnv):
+    Options = Options
+    def step(self, action): ...
+
+class Unseeded(SimulatorEnv):
+    Options = Options
+    def reset(self): ...
+    def step(self, action): ...
+
+class Stepless(SimulatorEnv):
+    Options = Options
+    def reset(self, *, seed=None): ...
+"""
+RECIPE = """
+task: embodied
+runner: {{total_env_steps: 64}}
+env: {{num_envs: 2, train: {{type: {env}, max_episode_steps: 10}}}}
+rollout: {{steps: 8}}
+model: {{type: {model}}}
+algorithm: {{type: {algorithm}}}
+actor: {{global_batch_size: 16}}
+"""
+NOTICED = {
+    "model=untyped": 'write in it: type: Literal["untyped"] = "untyped"',
+    "model=astray": "there is no module half_done.polices; did you mean `half_done.policy`?",
+    "model=misspelt": "half_done.policy has no `Polciy`; did you mean `Policy`?",
+    "algorithm=unsaid": "implementation of half_done.sections.Unsaid: `` is not of the form",
+    "env=idle": "half_done.envs.Idle.step is called with (action), which it does not take",
+    "env=endless": "half_done.envs.Endless has no method `reset`",
+    "env=unseeded": "half_done.envs.Unseeded.reset is called with (seed), which it does not",
+    "env=stepless": "half_done.envs.Stepless has no method `step`",
+}
+
+
+def recipe(directory: Path, **named: str) -> str:
+    path = directory / "recipe.yaml"
+    given = {"env": "still", "model": "whole", "algorithm": "grpo", **named}
+    text = RECIPE.format(**given)
+    if given["algorithm"] == "grpo":
+        text = text.replace("max_episode_steps: 10", "max_episode_steps: 8, group_size: 2")
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.fixture
+def _half_done_package(tmp_path: Path) -> Iterator[None]:
+    package = tmp_path / "half_done"
+    package.mkdir()
+    for name, text in {
+        "__init__": "",
+        "sections": SECTIONS,
+        "policy": POLICY,
+        "envs": ENVS,
+    }.items():
+        (package / f"{name}.py").write_text(text)
+    info = tmp_path / "half_done-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half-done\nVersion: 1.0\n")
+    classes = {
+        "rlinf.models": ("sections", ["Whole", "Untyped", "Astray", "Misspelt"]),
+        "rlinf.algorithms": ("sections", ["Unsaid"]),
+        "rlinf.envs": ("envs", ["Still", "Idle", "Endless", "Unseeded", "Stepless"]),
+    }
+    lines = [
+        f"[{group}]\n" + "".join(f"{each.lower()} = half_done.{file}:{each}\n" for each in names)
+        for group, (file, names) in classes.items()
+    ]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    importlib.invalidate_caches()
+    yield
+    for name in [each for each in sys.modules if each.partition(".")[0] == "half_done"]:
+        del sys.modules[name]
+
+
+@pytest.mark.usefixtures("_half_done_package")
+@pytest.mark.parametrize("wrong", NOTICED)
+def test_a_dry_run_notices_what_is_half_done(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], wrong: str
+) -> None:
+    section, _, name = wrong.partition("=")
+    assert main(["train", recipe(tmp_path, **{section: name}), "--dry-run"]) == 2
+    assert NOTICED[wrong] in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.usefixtures("_half_done_package")
+def test_a_dry_run_reads_an_implementation_and_does_not_run_it(tmp_path: Path) -> None:
+    assert main(["train", recipe(tmp_path), "--dry-run"]) == 0
+    assert "half_done.policy" not in sys.modules

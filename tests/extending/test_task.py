@@ -93,4 +93,5 @@ def test_what_it_does_not_say_is_refused(
 ) -> None:
     run = train(tmp_path / "run", "runner.total_steps=1")
     assert main(["eval", str(run)]) == 2
-    assert "runs of task 'bandit' are not evaluated" in capsys.readouterr().err
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"runs of task 'bandit' are not evaluated; nearest: rlinf view {run}" in told

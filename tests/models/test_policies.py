@@ -11,11 +11,11 @@ from torch.distributions import Normal
 
 from rlinf.checkpoint.weights import export_weights
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.config import REGISTRY, CNNConfig, MLPConfig, ModelConfig
 from rlinf.models.gaussian import MLPPolicy, gaussian_entropy, gaussian_log_prob
 from rlinf.models.observation_normalizer import ObservationNormalizer
-from rlinf.models.policy import ACTIONS, RAW_ACTIONS, Policy
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, Policy, require_finite
 
 STATE_DIM, ACTION_DIM = 5, 3
 
@@ -345,3 +345,19 @@ def test_several_tasks_are_told_apart_by_a_one_hot_vector(kind: str) -> None:
     means = policy.sample({**seen, "task_ids": tasks}, None).actions
     others = policy.sample({**seen, "task_ids": tasks.flip(0)}, None).actions
     assert not torch.equal(means, others)
+
+
+def test_what_was_not_finite_first_is_named() -> None:
+    policy, seen = MLPConfig().build(env_spec()), observations(4)
+    actions = policy.sample(seen, None).actions.numpy()
+    require_finite(actions, policy, seen, kind="mlp")
+    actions[1, 0, 2] = float("nan")
+    with pytest.raises(RunFailure, match=r"`mlp` .* in 1 of 4 rows: .* are finite.* check model"):
+        require_finite(actions, policy, seen, kind="mlp")
+    weight = policy.actor.layers[1].weight
+    torch.nn.init.constant_(weight, float("inf"))
+    with pytest.raises(RunFailure, match=r"1 tensors .* first `actor\.layers\.1\.weight`"):
+        require_finite(actions, policy, seen, kind="mlp")
+    seen["states"][2] = float("nan")
+    with pytest.raises(RunFailure, match="`states`, which it saw, holds a NaN"):
+        require_finite(actions, policy, seen, kind="mlp")

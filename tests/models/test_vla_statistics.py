@@ -130,8 +130,14 @@ def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "norm_stats.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot be read"):
         read_statistics(tmp_path)
-    with pytest.raises(ConfigError, match="no min, which bounds needs; nearest: mean_std"):
-        Statistics.of({"mean": [0.0], "std": [1.0]}).bounds(torch.zeros(1))
+    published(tmp_path, "assets/arm/norm_stats.json", {"one": {"actions": {"mean": [1.0]}}})
+    (tmp_path / "norm_stats.json").unlink()
+    assert read_statistics(tmp_path).key == "arm/one"
+    short = ModelStatistics(Statistics.of({"mean": [0.0], "std": [1.0]}))
+    with pytest.raises(ConfigError, match=r"of actions have no min and max, .* but mean, std"):
+        short.require({"actions": "bounds"}, key="model.statistics")
+    with pytest.raises(ConfigError, match="have none of states, which the model reads"):
+        short.require({"actions": "mean_std", "states": "mean_std"}, key="model.statistics")
 
 
 def test_statistics_of_something_else_are_refused() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from rlinf.cli.tasks import read_config
 from rlinf.envs.household import robotwin
+from rlinf.envs.requirements import SOURCE_VARIABLE
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from .conftest import rlinf
@@ -21,10 +22,13 @@ MODEL = Path("tests/models/vla/parity/openvla")
 # Environments, group, steps of a rollout and of an episode; actions of a chunk; rates of policy and
 # critic; global and micro batch; rank of adapters; training steps.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
-    "maniskill_stack_cube_openvla_ppo": (
+    "maniskill_put_on_plate_openvla_ppo": (
         128, 1, 160, 80, 1, 1e-4, 3e-3, 640, 80, 32, 1000,
     ),
-    "maniskill_stack_cube_openvla_oft_grpo": (
+    "maniskill_put_on_plate_openvla_oft_ppo": (
+        128, 1, 160, 80, 8, 1e-4, 3e-3, 640, 40, 32, 1000,
+    ),
+    "maniskill_put_on_plate_openvla_oft_grpo": (
         256, 8, 80, 80, 8, 1e-4, None, 640, 40, 32, 1000,
     ),
     "libero_10_openvla_oft_grpo": (
@@ -54,6 +58,7 @@ def simulators_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     for folder in robotwin.ASSETS:
         (tmp_path / "assets" / folder).mkdir(parents=True)
     monkeypatch.setenv(robotwin.ASSETS_VARIABLE, str(tmp_path))
+    monkeypatch.setenv(SOURCE_VARIABLE, "tests/envs/recorded/put_on_plate")
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -75,7 +80,7 @@ def test_values_are_those_of_the_publication(name: str) -> None:
         config.training_steps,
     )
     assert found == PUBLISHED[name]
-    assert config.algorithm.clip_ratio_high == (0.2 if name.endswith("ppo") else 0.28)
+    assert config.algorithm.clip_ratio_high == (0.2 if name.endswith("openvla_ppo") else 0.28)
     temperature = 1.0 if name.startswith("maniskill") else 1.6
     assert getattr(model, "temperature") == temperature  # noqa: B009 - not of every model
     assert "Not run at this size" in Path("recipes/vla", f"{name}.yaml").read_text()

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import gymnasium
+import numpy as np
+import torch
 
+from rlinf.checkpoint.weights import export_weights
 from rlinf.cli.main import main
+from rlinf.envs.gymnasium_env import GymnasiumEnv
+from rlinf.envs.spec import spec_of
+from rlinf.models.config import MLPConfig
 
 from .killing import finish, train_without_a_simulator
 from .pictures import Dot
@@ -69,3 +75,16 @@ def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsy
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1
     told = capsys.readouterr().err
     assert "an env process failed: ImportError: libsimulator.so is missing" in told
+
+
+def test_a_model_that_computes_no_numbers_is_named_and_not_the_simulator(tmp_path, capsys):
+    spec = spec_of(GymnasiumEnv(GymnasiumEnv.Options(id="Pendulum-v1")), 25)
+    policy = MLPConfig(hidden_sizes=(16, 16)).build(spec)
+    torch.nn.init.constant_(policy.actor.layers[0].bias, np.nan)
+    path = tmp_path / "policy.safetensors"
+    export_weights(path, policy.state_dict(), {})
+    run = ["train", str(write_recipe(tmp_path)), f"runner.output_dir={tmp_path}"]
+    assert main([*run, f"model.path={path}"]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the policy `mlp` gives no finite actions in 8 of 8 rows: what it saw is finite" in told
+    assert "first `actor.layers.0.bias`" in told

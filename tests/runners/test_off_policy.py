@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -119,6 +120,23 @@ def test_killed_at_random_moments(tmp_path: Path, runtime: str, victim: str) -> 
 def test_a_run_is_evaluated_again(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(reference), "--episodes", "4"]) == 0
     assert "n = 4" in capsys.readouterr().out
+
+
+def test_a_run_is_evaluated_in_another_environment(
+    reference: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    described = (reference / "env_spec.json").read_bytes()
+    shorter = ["env.train.max_episode_steps=9", "evaluation.episodes=5"]
+    assert main(["eval", str(reference), *shorter]) == 0
+    shown = capsys.readouterr().out
+    assert "n = 5" in shown
+    result = json.loads(Path(shown.split("written to ")[1].split("\n")[0]).read_text())
+    assert [each["episode_len"] for each in result["outcomes"]] == [9] * 5
+    assert (reference / "env_spec.json").read_bytes() == described
+    # One whose observations the policy cannot read.
+    other = ["env.train.options.id=MountainCarContinuous-v0"]
+    assert main(["eval", str(reference), *other]) == 2
+    assert "is of another model" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

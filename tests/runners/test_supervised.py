@@ -66,6 +66,40 @@ def test_a_policy_is_left_behind_that_an_embodied_run_begins_with(tmp_path: Path
     assert main([*words, *rest, "model.hidden_sizes=[8]"]) == 2
 
 
+def test_a_run_that_had_ended_says_so_when_it_is_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    assert main(["train", str(write_cloning(tmp_path)), "--run-dir", str(run)]) == 0
+    assert "nothing is left" not in capsys.readouterr().out
+    # What never was played while it trained has no specification.
+    assert [each.name for each in (run / "evaluations").glob("*_spec.json")] == [
+        "held_out_spec.json"
+    ]
+    assert main(["resume", str(run)]) == 0
+    said = "nothing is left to train: 6 of 6 steps were done; to go on, resume with a larger"
+    assert f"{said} runner.total_steps" in capsys.readouterr().out
+    assert main(["resume", str(run), "runner.total_steps=7"]) == 0
+    assert "nothing is left" not in capsys.readouterr().out
+
+
+def test_a_language_model_is_not_evaluated_but_can_be_asked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    run = tmp_path / "run"
+    run_recipe(write_fine_tuning(tmp_path), run, "runner.total_steps=1")
+    assert main(["eval", str(run)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "runs of task 'sft' are not evaluated; its model answers prompts by: " in told
+    command = f"rlinf eval evaluation/math500 model.path={run / 'model'} benchmark.path="
+    assert command in told
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"problem": "12", "answer": "12", "level": 1}\n')
+    words = [*command.split()[2:-1], f"benchmark.path={questions}", "--dry-run"]
+    assert main(["eval", *words, f"runner.output_dir={tmp_path}"]) == 0
+
+
 def test_a_run_ends_where_the_validation_loss_falls_no_more(tmp_path: Path) -> None:
     recipe = write_cloning(tmp_path)
     ended = ["runner.total_steps=60", "validation.patience=2", "validation.min_improvement=10"]

@@ -3,14 +3,18 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import textwrap
+import time
 
 import pytest
 
-from rlinf.scheduler import Channel
+from rlinf.errors import UserError
+from rlinf.scheduler import Channel, ClusterConfig
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.transport.cluster_files import shared_memory_directory
+from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from tests.scheduler.workers import Basic, Queuer, Talker
 from tests.warm import Warm
 
@@ -209,3 +213,76 @@ def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
     assert script.wait() == 9, errors
     assert b"Traceback" not in errors
     assert set(shared_memory_directory().glob("rlinf-*")) <= before
+
+
+def until(condition, seconds: float = 30.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert condition()
+
+
+DRIVER = """
+    import sys, time
+    from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
+    files = ClusterFiles.create()
+    (shared_memory_directory() / f"{files.block_prefix}block").touch()
+    print(files.token, flush=True)
+    time.sleep(100)
+"""
+
+
+def test_files_of_a_killed_driver_are_removed_by_who_noticed():
+    command = [sys.executable, "-c", textwrap.dedent(DRIVER)]
+    driver = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    files = ClusterFiles(driver.stdout.readline().strip())
+    files.remove_after(driver.pid)
+    left = f"rlinf-{files.name}*"
+    assert len(list(shared_memory_directory().glob(left))) == 2
+    driver.kill()
+    driver.communicate()
+    until(lambda: not list(shared_memory_directory().glob(left)))
+    assert not files.socket_directory.exists()
+
+
+KILLED = """
+    import os, signal
+    import torch
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    cluster = Cluster(num_nodes=1)
+    group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0, 0]), "killed")
+    group.add(torch.ones(1 << 20)).wait()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_driver_on_ray_leaves_no_shared_memory():
+    before = set(shared_memory_directory().glob("rlinf-*"))
+    script = Warm(["-c", textwrap.dedent(KILLED)])
+    script.communicate(timeout=120)
+    assert script.wait() == -signal.SIGKILL
+    until(lambda: set(shared_memory_directory().glob("rlinf-*")) <= before)
+
+
+@pytest.mark.parametrize(
+    ("address", "told"),
+    [
+        (None, r"Ray did not start: The node timed out; where the machine is busy .*runtime=local"),
+        ("auto", r"could be joined at auto: The node timed out; start one there with `ray start"),
+    ],
+)
+def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypatch):
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.runtime.ray_start import connect
+
+    def late(**settings):
+        raise Exception("The node\ntimed out.")
+
+    monkeypatch.setattr(ray, "init", late)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(UserError, match=told):
+        connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))

@@ -388,24 +388,22 @@ class Router(Worker):
         return self.recv_from(group, channel, **options)
 
     def serve(self, group: str, channel: Any, batch_size: int) -> int:
-        batch, labels = self.recv_from(
-            group, channel, tag="observations", decoupled_mode=True, batch_size=batch_size
-        )
-        self.send_to(
-            group, channel, {"a": batch["o"] * 10},
-            decoupled_mode=True, batch_size=batch_size, batch_router=labels,
-        )  # fmt: skip
-        return len(labels)
+        self.batch_router = {"observations": []}
+        options = {"tag": "observations", "decoupled_mode": True, "batch_size": batch_size}
+        batch = self.recv_from(group, channel, **options)
+        served = len(self.batch_router["observations"])
+        self.send_to(group, channel, {"a": batch["o"] * 10}, **options)
+        return served
 
     def ask(self, group: str, channel: Any, batch_size: int) -> Any:
         import torch
 
         share = torch.arange(float(batch_size)).chunk(self._world_size)[self._rank]
+        self.batch_router = {}
         self.send_to(
             group, channel, {"o": share}, tag="observations", mode="train",
             decoupled_mode=True, batch_size=batch_size,
         )  # fmt: skip
         return self.recv_from(
-            group, channel, tag="observations", decoupled_mode=True, own_shards=True,
-            batch_size=batch_size,
-        )  # fmt: skip
+            group, channel, tag="observations", decoupled_mode=True, batch_size=batch_size
+        )

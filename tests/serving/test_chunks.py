@@ -82,6 +82,21 @@ def test_a_chunk_that_ends_first_is_waited_for() -> None:
         assert chunks.act({"t": 50}) == 50
 
 
+def test_a_request_that_is_refused_is_told_once() -> None:
+    class Refusing(Line):
+        def infer(self, observation: Mapping[str, Any]) -> dict[str, Any]:
+            if observation["t"] == 2:
+                raise ValueError("another shape")
+            return {"actions": observation["t"] + np.arange(float(self.chunk))[:, None]}
+
+    with RealTimeChunks(Refusing(3), execute=2) as chunks:
+        for step in range(3):
+            assert chunks.act({"t": step}) == step
+        with pytest.raises(ValueError, match="another shape"):
+            chunks.act({"t": 3})
+        assert chunks.act({"t": 4}) == 4  # the next chunk begins with what is seen now
+
+
 def test_what_is_committed_is_told_with_its_weights() -> None:
     line = Line(8, prefix=True)
     with RealTimeChunks(line, execute=2) as chunks:

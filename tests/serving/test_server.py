@@ -261,7 +261,10 @@ class Failing(Slow):
     def sample(self, observations: Any, noise: Any) -> ActionSample:
         if observations["states"][0, 0] > 1e3:
             raise RuntimeError("out of\nmemory")
-        return self.policy.sample(observations, noise)
+        found = self.policy.sample(observations, noise)
+        spoilt = observations["states"][:, 0] < -1e3
+        actions = torch.where(spoilt[:, None, None], torch.nan, found.actions)
+        return ActionSample(actions, found.log_probs, found.forward_inputs)
 
 
 def test_a_failure_of_the_policy_is_told_and_passes(policy: Policy) -> None:
@@ -275,6 +278,8 @@ def test_a_failure_of_the_policy_is_told_and_passes(policy: Policy) -> None:
         assert caught.value.code == 500
         np.testing.assert_array_equal(client.infer(observation(0))["actions"], alone(policy, 0))
         assert running.server.latencies.counters["failed"] == 2
+        with pytest.raises(ServerError, match="the policy gives no finite actions"):
+            client.infer(observation(0) | {"states": np.full(5, -1e4, np.float32)})
 
 
 def test_new_weights_come_between_two_batches(policy: Policy) -> None:

@@ -158,6 +158,23 @@ def test_target_kl_ends_the_phase(make_policy, make_algorithm, rollout):
     assert metrics["actor/optimizer_steps"] < 100
 
 
+def test_target_kl_needs_a_loss_that_tells_a_kl(make_policy, make_algorithm, rollout):
+    def untold(of_policy):
+        def loss(*arguments):
+            value, metrics = of_policy(*arguments)
+            return value, {name: each for name, each in metrics.items() if "kl" not in name}
+
+        return loss
+
+    policy, algorithm = make_policy(), make_algorithm()
+    algorithm._of_policy = untold(algorithm._of_policy)
+    _, metrics = train(policy, algorithm, rollout(policy))
+    assert metrics["actor/optimizer_steps"] == 4
+    with pytest.raises(ConfigError, match=r"loss of PPO tells none; return it .*approx_kl") as e:
+        train(policy, algorithm, rollout(policy), target_kl=0.01)
+    assert e.value.key == "actor.target_kl"
+
+
 def test_gradients_are_clipped_to_the_norm(make_policy, make_algorithm, rollout):
     policy = make_policy()
     trainer, metrics = train(

@@ -114,6 +114,8 @@ class NFTConfig(RewardFilterConfig):
         for key, form in (("dpo_beta", "dpo"), ("max_drift", "mse")):
             if self.loss_form != form:
                 refuse_unused(self, [key], without=f"loss_form: {form}")
+        if self.loss_form == "dpo" and not self.needs_groups:
+            refuse_unused(self, ["adv_clip_max"], without="advantage: group")
         if min(self.weight_scale) < 0 or max(self.weight_scale) == 0:
             raise illegal("weight_scale", "are factors of errors", hint="nearest: [1.0, 1.0]")
         shares = self.tau[:2] if isinstance(self.tau, tuple) else (self.tau,)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.data.json_files import read_settings
 from rlinf.data.lerobot.layout import (
     DATA,
     REWARD,
@@ -148,11 +148,7 @@ class LeRobotSet:
     def source(self) -> dict[str, Any]:
         """What `rlinf record` wrote beside it; empty for sets of others."""
         path = self.directory / SOURCE
-        try:
-            found = json.loads(path.read_text()) if path.exists() else {}
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{path} cannot be read: {error}") from error
-        return dict(found)
+        return read_settings(path) if path.exists() else {}
 
     # -- files ----------------------------------------------------------------------------------
 

@@ -221,10 +221,22 @@ class BatchHost(EnvHost):
             except EnvSideFault as fault:
                 last = fault
                 batch = self._batches[stage] = self._rebuilt(batch)
+                begun = np.append(begun, self._lost_beside(stage, begun, fault))
+                positions = np.array([self._position(stage, row) for row in begun], np.int64)
         raise RunFailure(
             f"a batch of {len(self._stages[stage])} envs could not be reset {_FAILURES_IN_A_ROW} "
             f"times in a row; the last time: {last.reason.value}: {last.summary}"
         )
+
+    def _lost_beside(self, stage: int, begun: np.ndarray, fault: EnvSideFault) -> np.ndarray:
+        """Close the episodes that ran on beside rows whose reset failed, since their simulator is
+        gone; the rows, to be begun as well."""
+        rows = self._stages[stage]
+        running = rows[self._block["status"][rows] == Status.RUNNING]
+        lost = np.setdiff1d(running, begun)
+        for row in lost.tolist():
+            self._invalidate(row, fault)
+        return np.array([row for row in lost.tolist() if self._episodes.enter_next(row)], np.int64)
 
     def _lose_batch(self, stage: int, fault: EnvSideFault) -> None:
         """Close every episode of a batch whose simulator raised, and build it anew."""

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.statistics import Method
 
 
 class VisuomotorConfig(PublishedConfig):
@@ -18,18 +21,20 @@ class VisuomotorConfig(PublishedConfig):
     """Image observations in the order of the pictures that the model was trained on. An observation
     of several pictures stands for as many."""
     horizon: int | None = Field(default=None, ge=1)
-    """H, actions that the model gives at once, of which `num_action_chunks` are executed; null:
-    what `path` says, otherwise the least that it can give."""
+    """H, actions that a model of random weights gives at once, of which `num_action_chunks` are
+    executed; null: the least that it can give. Of a published one `path` says it."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them; a published model must as it did."""
 
     @property
-    def normalised_by(self) -> Literal["mean_std", "min_max"]:
+    def normalised_by(self) -> Method:
         """By which statistics a model of random weights has its states and actions."""
         return "mean_std"
 
     @model_validator(mode="after")
     def _check_horizon(self) -> Self:
+        if self.horizon is not None and self.path is not None:
+            raise illegal("horizon", "the directory says how many", hint="leave it out")
         if self.horizon is not None and self.horizon < self.num_action_chunks:
             raise illegal(
                 "horizon",
@@ -78,7 +83,7 @@ class DiffusionConfig(VisuomotorConfig):
     for those before it, as lerobot does at the begin of an episode."""
 
     @property
-    def normalised_by(self) -> Literal["mean_std", "min_max"]:
+    def normalised_by(self) -> Method:
         """See the base class."""
         return "min_max"
 

@@ -14,10 +14,10 @@ from rlinf.errors import ConfigError, in_section
 from rlinf.models.visuomotor.config import VisuomotorConfig
 from rlinf.models.visuomotor.published import VisuomotorFiles, read_directory
 from rlinf.models.visuomotor.resnet import FrozenBatchNorm
-from rlinf.models.vla.chunk_policy import ChunkPolicy, Kind
+from rlinf.models.vla.chunk_policy import ChunkPolicy
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.networks import fresh_network
-from rlinf.models.vla.statistics import Method, Statistics
+from rlinf.models.vla.statistics import Kind, Method, Statistics
 from rlinf.models.vla.statistics_files import read_statistics
 
 if TYPE_CHECKING:
@@ -112,12 +112,6 @@ class VisuomotorPolicy(ChunkPolicy):
 
     # -- units --------------------------------------------------------------------------------
 
-    def _methods(self, config: VisuomotorConfig) -> Mapping[Kind, Method | None]:
-        if self._published is None:
-            return super()._methods(config)
-        said, usual = self._published.methods, config.normalised_by
-        return {"states": said.get("STATE", usual), "actions": said.get("ACTION", usual)}
-
     def _normalised(self, values: Tensor, kind: Kind, *, back: bool = False) -> Tensor:
         """As lerobot does, which adds another small number to deviations than openpi."""
         known = None if self._statistics is None else getattr(self._statistics, kind)
@@ -137,9 +131,7 @@ class VisuomotorPolicy(ChunkPolicy):
         """Mean and deviation [3] of the colours of each view, those of ImageNet where nothing is
         known of them: from the directory alone, as the network was trained with these."""
         features = [] if self._published is None else list(self._published.pictures)
-        method = "mean_std" if self._published is None else self._published.methods.get(
-            "VISUAL", "mean_std"
-        )  # fmt: skip
+        method = "mean_std" if self._published is None else self._published.colours
         known: Mapping[str, Statistics] = {}
         if self._published is not None and method is not None:
             with suppress(ConfigError):  # it may have none: the recipe names those of actions

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
+from rlinf.models.vla.config import normalisation
 from rlinf.models.vla.loading import Translated
 from rlinf.models.vla.statistics import Method
 from rlinf.models.vla.statistics_files import BUFFERS
 
 NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
 """Rules of a layout for the statistics that lerobot before 0.4 had among the weights."""
-
-_METHODS: Mapping[str, Method | None] = {
-    "MEAN_STD": "mean_std",
-    "MIN_MAX": "min_max",
-    "QUANTILES": "quantiles",
-    "IDENTITY": None,
-}
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class VisuomotorFiles:
         pictures: Height and width of what the model sees, by feature, in its order.
         state_dim: D; 0: it reads no states.
         action_dim: A'.
-        methods: How ``VISUAL``, ``STATE`` and ``ACTION`` are normalised; None: they are not.
+        colours: How pictures are normalised; None: they are not.
     """
 
     path: Path
@@ -42,7 +36,7 @@ class VisuomotorFiles:
     pictures: Mapping[str, tuple[int, int]]
     state_dim: int
     action_dim: int
-    methods: Mapping[str, Method | None]
+    colours: Method | None
 
     def setting(self, name: str, legal: tuple[Any, ...]) -> Any:
         """A setting, which is the first of ``legal`` where none is given; ConfigError where another
@@ -61,12 +55,12 @@ class VisuomotorFiles:
 def read_directory(path: Path) -> VisuomotorFiles:
     """Read ``config.json``; ConfigError, where it describes no model of pictures and states."""
     path = path.expanduser()
+    settings = read_settings(path / "config.json", key="path")
     try:
-        settings = json.loads((path / "config.json").read_text())
         seen, given = settings["input_features"], settings["output_features"]
         shapes = {name: (each["type"], tuple(each["shape"])) for name, each in seen.items()}
         (action_dim,) = given["action"]["shape"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{path} has no config.json that describes input_features and output_features as "
             f"lerobot does: {error!r}",
@@ -86,16 +80,8 @@ def read_directory(path: Path) -> VisuomotorFiles:
     if not pictures:
         raise ConfigError(f"{path} sees no pictures; nearest: a model that does", key="path")
     _, states = shapes.get("observation.state", ("STATE", (0,)))
-    mapping = settings.get("normalization_mapping", {})
-    for kind, method in mapping.items():
-        if method not in _METHODS:
-            raise ConfigError(
-                f"{path} has normalization_mapping.{kind}: {method} in its config.json, which is "
-                f"not known here; nearest: {', '.join(_METHODS)}",
-                key="path",
-            )
-    methods = {kind: _METHODS[method] for kind, method in mapping.items()}
-    return VisuomotorFiles(path, settings, pictures, states[0], action_dim, methods)
+    colours = normalisation(settings, path).get("VISUAL", "mean_std")
+    return VisuomotorFiles(path, settings, pictures, states[0], action_dim, colours)
 
 
 def stages_of(found: Translated, part: str) -> tuple[tuple[int, ...], tuple[int, ...]]:

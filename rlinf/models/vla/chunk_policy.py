@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,12 +13,10 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import Method, ModelStatistics, Statistics
+from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
-
-Kind = Literal["states", "actions"]
 
 
 class ChunkPolicy(VLAPolicy):
@@ -98,20 +96,18 @@ class ChunkPolicy(VLAPolicy):
             return (ModelStatistics(bounds) if known else None), {"actions": "bounds"}
         with in_section("model"):
             found = self._statistics_in(source, config)
-        low, high = self.action_low.tolist(), self.action_high.tolist()
-        if config.conventions.gripper is None and not config.conventions.delta_dimensions:
-            found.check(
-                low,
-                high,
-                dimensions=config.conventions.dimensions,
-                state_dim=self.state_dim if self._told_states else 0,
-                key="model.statistics",
-            )
-        return found, self._methods(config)
-
-    def _methods(self, config: Any) -> Mapping[Kind, Method | None]:
-        """By which statistics states and actions are normalised; None: they are not."""
-        return {"states": config.normalised_by, "actions": config.normalised_by}
+            units = config.units
+        told = self.state_dim > 0 and self._told_states
+        found.check(
+            self.action_low.tolist(),
+            self.action_high.tolist(),
+            dimensions=config.conventions.dimensions,
+            otherwise=config.conventions.other_units,
+            state_dim=self.state_dim if told else 0,
+            key="model.statistics",
+        )
+        found.require(units if told else {"actions": units["actions"]}, key="model.statistics")
+        return found, units
 
     # -- units --------------------------------------------------------------------------------
 

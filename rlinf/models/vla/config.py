@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
 from rlinf.models.vla.conventions import ActionConventions
@@ -16,7 +18,28 @@ from rlinf.models.vla.conventions import ActionConventions
 if TYPE_CHECKING:
     import numpy as np
 
-    from rlinf.models.vla.statistics import ModelStatistics
+    from rlinf.models.vla.statistics import Kind, Method, ModelStatistics
+
+_METHODS: Mapping[str, Method | None] = {
+    "MEAN_STD": "mean_std",
+    "MIN_MAX": "min_max",
+    "QUANTILES": "quantiles",
+    "IDENTITY": None,
+}
+
+
+def normalisation(settings: Mapping[str, Any], path: Path) -> dict[str, Method | None]:
+    """How ``VISUAL``, ``STATE`` and ``ACTION`` are normalised, as far as a config.json of lerobot
+    says so; None: not at all. ConfigError where it names a method that is not known here."""
+    said: Mapping[str, str] = settings.get("normalization_mapping") or {}
+    for kind, method in said.items():
+        if method not in _METHODS:
+            raise ConfigError(
+                f"{path} has normalization_mapping.{kind}: {method} in its config.json, which is "
+                f"not known here; nearest: {', '.join(_METHODS)}",
+                key="path",
+            )
+    return {kind: _METHODS[method] for kind, method in said.items()}
 
 
 class PublishedConfig(ModelConfig):
@@ -65,8 +88,19 @@ class PublishedConfig(ModelConfig):
 
     @property
     @abstractmethod
-    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds", "min_max"]:
-        """Which statistics scale states and actions."""
+    def normalised_by(self) -> Method:
+        """Which statistics scale states and actions, where a directory does not say otherwise."""
+
+    @property
+    def units(self) -> dict[Kind, Method | None]:
+        """Which statistics scale states and actions; None: they are not scaled. What `path` says of
+        it goes before what is usual, and the recipe, where it has a key for it, before that."""
+        usual = self.normalised_by
+        said: Mapping[str, Method | None] = {}
+        file = None if self.path is None else self.path.expanduser() / "config.json"
+        if file is not None and file.is_file() and not hasattr(self, "normalization"):
+            said = normalisation(read_settings(file, key="path"), file.parent)
+        return {"states": said.get("STATE", usual), "actions": said.get("ACTION", usual)}
 
     @property
     def statistics_source(self) -> Path | None:
@@ -81,15 +115,16 @@ class PublishedConfig(ModelConfig):
 
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse actions that the statistics of the model were not taken of."""
-        source = self.statistics_source
-        if source is None:
+        source, method = self.statistics_source, self.units["actions"]
+        if source is None or method is None:
             return  # the units are those of the environment
         found = self.statistics_in(source)
+        found.actions.require(method, of="actions")
         places = self.conventions.dimensions or tuple(range(actions.shape[1]))
         if max(places) >= found.actions.dim:
             return  # they are of another robot, which the policy refuses by its environment
         given = self.conventions.of_recorded(actions, found.actions.dim, states)
-        found.actions.check_recorded(given, places, self.normalised_by, key=key)
+        found.actions.check_recorded(given, places, method, key=key)
 
     def check(self) -> None:
         """Look for what is named, before anything is read."""
@@ -135,7 +170,7 @@ class TokenConfig(VLAConfig):
     """Leave the part that reads pictures as it is."""
 
     @property
-    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
+    def normalised_by(self) -> Method:
         """As the section says."""
         return self.normalization
 
@@ -169,8 +204,8 @@ class FlowConfig(VLAConfig):
     """Tokens that an instruction may have."""
 
     @property
-    def normalised_by(self) -> Literal["mean_std", "quantiles", "bounds"]:
-        """By which statistics the model has its states and actions."""
+    def normalised_by(self) -> Method:
+        """Mean and deviation."""
         return "mean_std"
 
     @property

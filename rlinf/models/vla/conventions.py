@@ -56,6 +56,12 @@ class ActionConventions(StrictModel):
         """D, the least that a model must give for an env with A actions."""
         return max((*(self.dimensions or ()), action_dim - 1)) + 1
 
+    @property
+    def other_units(self) -> frozenset[int]:
+        """Dimensions of the env in which the numbers of a model mean something else than its."""
+        gripper = () if self.gripper is None else (self.gripper.dimension,)
+        return frozenset((*gripper, *self.delta_dimensions))
+
     def check_dimensions(self, action_dim: int, model_dim: int, state_dim: int = 0) -> None:
         """Refuse dimensions that an env with A actions, or a model, lacks; ConfigError."""
         used = self.dimensions

@@ -67,8 +67,8 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
     for needed in (EMBEDDING, _ACTIONS):
         if needed not in found.names:
             raise ConfigError(
-                f"{source} holds no whole model: there is no {needed}; the file of a run has what "
-                "was trained alone",
+                f"{source} holds no whole {' or '.join(each.title for each in FAMILIES)}: there is "
+                f"no {needed}; the file of a run has what was trained alone",
                 key="path",
             )
 

@@ -26,6 +26,7 @@ from rlinf.models.vla.flow_matching import (
     transition,
     transition_weights,
 )
+from rlinf.models.vla.instructions import refuse_unknown
 from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import square_pixels
 
@@ -53,6 +54,7 @@ class FlowPolicy(DenoisingPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         size = self.network.size
+        refuse_unknown(self.prompts, size.vocabulary)
         steps = config.denoising_steps
         times = (steps - torch.arange(steps)).float() / steps
         weights = transition_weights(

@@ -25,6 +25,7 @@ class InstructionTable(torch.nn.Module):
         prompts: Of each task; empty is refused.
         encode: Tokenises one prompt.
         limit: Tokens that a prompt may have.
+        beside: Tokens that stand beside each prompt, of the same limit.
         padding: Token that fills up shorter prompts.
         side: Where they are filled up; on the left, the first token (BOS) stays in front, as
             pictures are put behind it: ``BOS, padding…, text``.
@@ -45,6 +46,7 @@ class InstructionTable(torch.nn.Module):
         encode: Encode,
         *,
         limit: int,
+        beside: int = 0,
         padding: int,
         side: Literal["left", "right"],
     ) -> None:
@@ -57,10 +59,12 @@ class InstructionTable(torch.nn.Module):
             )
         tokens = {text: encode(text) for text in dict.fromkeys(prompts)}
         for text, ids in tokens.items():
-            if len(ids) > limit:
+            needed = len(ids) + beside
+            if needed > limit:
+                state = f", {beside} of them of the state" if beside else ""
                 raise ConfigError(
-                    f"the instruction {text!r} has {len(ids)} tokens, the model is given at most "
-                    f"{limit}; legal with it: {len(ids)} or more",
+                    f"the instruction {text!r} has {needed} tokens{state}, the model is given at "
+                    f"most {limit}; legal with it: {needed} or more",
                     key="model.max_prompt_tokens",
                 )
         if len({tuple(ids) for ids in tokens.values()}) < len(tokens):
@@ -120,11 +124,22 @@ class PicturePrompts(InstructionTable):
         self.mask = self.mask.repeat_interleave(counts, dim=1)
 
 
-def read_tokenizer(path: Path) -> Any:
+def refuse_unknown(prompts: torch.nn.Module, vocabulary: int) -> None:
+    """Refuse, by a ConfigError, prompts in whose tables a token is none of the model's."""
+    largest = max(int(each.max()) for each in prompts.buffers() if each.dtype == torch.int64)
+    if largest >= vocabulary:
+        raise ConfigError(
+            f"the tokenizer gives token {largest}, the model has {vocabulary}; nearest: the "
+            "tokenizer that it was trained with",
+            key="model.tokenizer",
+        )
+
+
+def read_tokenizer(path: Path, *needed: str) -> Any:
     """A ``tokenizers.Tokenizer`` from ``tokenizer.json``, the file or in the directory.
 
-    Its ``encode(text).ids`` have the special tokens that the file says. ConfigError where there is
-    none; nothing is looked for elsewhere.
+    ConfigError where there is none, or it lacks a token that is needed; nothing is looked for
+    elsewhere.
     """
     try:
         from tokenizers import Tokenizer
@@ -144,7 +159,29 @@ def read_tokenizer(path: Path) -> Any:
         raise ConfigError(f"{file} is no tokenizer: {why}", key="model.tokenizer") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
+    require_tokens(tokenizer, path, *needed)
     return tokenizer
+
+
+def require_tokens(tokenizer: Any, path: Path, *needed: str) -> None:
+    """Refuse, by a ConfigError, the tokenizer of another model, which lacks a token."""
+    for token in needed:
+        if tokenizer.token_to_id(token) is None:
+            raise ConfigError(
+                f"the tokenizer {path} has no {token}, which that of the model has; nearest: the "
+                "tokenizer that it was trained with",
+                key="model.tokenizer",
+            )
+
+
+def encoding(tokenizer: Any, *, special: bool = False) -> Encode:
+    """From a text to its tokens; if ``special``, with those that the tokenizer puts around it."""
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
+        return ids
+
+    return encode
 
 
 def hashed_words(text: str, *, first: int, words: int) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -10,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
@@ -88,7 +88,7 @@ def published_network(
     path = config.path.expanduser()
     with in_section("model"):
         found = translate(open_weights(path), layouts)
-        settings = json.loads((path / "config.json").read_text())
+        settings = read_settings(path / "config.json", key="path")
         published = Published(config, found, settings)
         with torch.device("meta"):
             network = make(published)

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.config.nearest import did_you_mean
-from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.policy import Policy
 from rlinf.models.vla.config import PublishedConfig
@@ -57,7 +56,7 @@ class VLAPolicy(Policy):
             )
         self.chunk, self.action_dim = config.num_action_chunks, env_spec.action_dim
         self.value_dim = value_dim
-        self.texts: tuple[str, ...] = tuple(env_spec.task_descriptions) or ("",)
+        self.texts: tuple[str, ...] = tuple(env_spec.task_descriptions)
         """Instructions, by task id."""
         self.views = _views(config, env_spec)
         """Views of the model in their order: observation key and, of several pictures, which one;
@@ -88,14 +87,6 @@ class VLAPolicy(Policy):
         read = features.detach() if self._detaches else features
         found: Tensor = self.value_head(read)
         return found.float()
-
-    def tasks_of(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B] int64 task ids, the rows of :attr:`texts`."""
-        given = observations.get(TASK_IDS)
-        if given is not None:
-            return given.long()
-        first = next(iter(observations.values()))
-        return torch.zeros(len(first), dtype=torch.int64, device=first.device)
 
     def pictures_of(self, observations: Mapping[str, Tensor]) -> list[Tensor | None]:
         """uint8 [B, H, W, 3] of each view; None for one that is left out."""

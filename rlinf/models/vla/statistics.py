@@ -6,7 +6,7 @@ robot says a file beside its weights (:mod:`rlinf.models.vla.statistics_files`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 
 Method = Literal["mean_std", "quantiles", "bounds", "min_max"]
+Kind = Literal["states", "actions"]
 
 _NEEDS: Mapping[str, tuple[str, str]] = {
     "mean_std": ("mean", "std"),
@@ -153,6 +154,18 @@ class Statistics:
         found: Tensor = getattr(self, f"from_{method}")(x)
         return found
 
+    def require(self, method: Method, *, of: str, key: str = "statistics") -> None:
+        """Refuse, by a ConfigError of ``key``, statistics ``of`` something that lack what a method
+        computes with."""
+        missing = [name for name in _NEEDS[method] if getattr(self, name) is None]
+        if missing:
+            raise ConfigError(
+                f"the statistics of {of} have no {' and '.join(missing)}, by which the model is "
+                f"normalised, but {', '.join(self.given())}; nearest: those of the set itself, "
+                "with: rlinf data stats",
+                key=key,
+            )
+
     def check_recorded(
         self, actions: Tensor, places: Sequence[int], method: Method, *, key: str
     ) -> None:
@@ -173,7 +186,7 @@ class Statistics:
             ConfigError: Names the dimensions; and two that fit when they are swapped.
         """
         used = list(places)
-        first, second = (self._of(name, method)[used] for name in _NEEDS[method])
+        first, second = (self._of(name)[used] for name in _NEEDS[method])
         low, high = (first - 3 * second, first + 3 * second) if method == "mean_std" else (
             first, second
         )  # fmt: skip
@@ -191,20 +204,17 @@ class Statistics:
 
     def _masked(self, x: Tensor, formula: Any, method: Method) -> Tensor:
         count = min(self.dim, x.shape[-1])
-        first, second = (self._of(name, method)[:count].to(x) for name in _NEEDS[method])
+        first, second = (self._of(name)[:count].to(x) for name in _NEEDS[method])
         known = x[..., :count]
         found = formula(known, first, second)
         if self.mask is not None:
             found = torch.where(self.mask[:count].to(x.device), found, known)
         return found if count == x.shape[-1] else torch.cat([found, x[..., count:]], dim=-1)
 
-    def _of(self, name: str, method: Method) -> Tensor:
+    def _of(self, name: str) -> Tensor:
         value: Tensor | None = getattr(self, name)
         if value is None:
-            legal = [each for each, names in _NEEDS.items() if set(names) <= self.given().keys()]
-            raise ConfigError(
-                f"the statistics have no {name}, which {method} needs; nearest: {', '.join(legal)}"
-            )
+            raise ValueError(f"the statistics have no {name}")
         return value
 
 
@@ -230,12 +240,26 @@ class ModelStatistics:
         states = None if self.states is None else self.states.to(device)
         return ModelStatistics(self.actions.to(device), states, self.key, self.pictures)
 
+    def require(self, units: Mapping[Kind, Method | None], *, key: str) -> None:
+        """Refuse, by a ConfigError of ``key``, statistics that lack what they are used by."""
+        for kind, method in units.items():
+            held: Statistics | None = getattr(self, kind)
+            if method is not None and held is None:
+                raise ConfigError(
+                    f"the statistics have none of {kind}, which the model reads; nearest: those of "
+                    "the set itself, with: rlinf data stats",
+                    key=key,
+                )
+            if method is not None and held is not None:
+                held.require(method, of=kind, key=key)
+
     def check(
         self,
         low: Sequence[float],
         high: Sequence[float],
         *,
         dimensions: Sequence[int] | None = None,
+        otherwise: Collection[int] = (),
         state_dim: int = 0,
         key: str = "",
     ) -> None:
@@ -248,6 +272,8 @@ class ModelStatistics:
             low: [A] bounds of the environment, as ``high``.
             high: The upper ones.
             dimensions: Which dimension of the model each of the environment's is; None: the same.
+            otherwise: Those of the environment whose values are not compared, as they mean
+                something else.
             state_dim: D of the environment's states; 0: they are not read.
             key: Of the recipe, for the error.
 
@@ -274,4 +300,6 @@ class ModelStatistics:
             )
         if set(names) <= known.keys():
             smallest, largest = (known[name][places].tolist() for name in names)
+            for place in {*otherwise} & {*range(len(low))}:
+                smallest[place], largest[place] = low[place], high[place]
             refuse_foreign_actions(smallest, largest, low, high, what="the statistics", key=key)

@@ -17,7 +17,6 @@ groot     ``experiment_cfg/metadata.json``                             the embod
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
 
@@ -94,7 +94,7 @@ def read_statistics(
 def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
     """All sets of statistics, by key."""
     if path.is_file():
-        return _keyed(_tensors(path) if path.suffix == ".safetensors" else _json(path))
+        return _keyed(_tensors(path) if path.suffix == ".safetensors" else read_settings(path))
     found: dict[str, Mapping[str, Any]] = {}
     for file in sorted(path.glob("*_normalizer_processor.safetensors")):
         found |= _keyed(_tensors(file))
@@ -102,13 +102,15 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
         found |= _keyed(_buffers(path / "model.safetensors"))
     for name in ("config.json", *_FILES):  # a data set of its own goes before the model's
         if (path / name).is_file():
-            content = _json(path / name)
+            content = read_settings(path / name)
             if name != "config.json" or "norm_stats" in content:
                 found |= _keyed(content)
     assets = path / "assets"
     for file in sorted(assets.rglob("norm_stats.json")):
         # An id may have parts, as physical-intelligence/libero.
-        found[str(file.parent.relative_to(assets))] = _keyed(_json(file))[""]
+        place = str(file.parent.relative_to(assets))
+        each = _keyed(read_settings(file))
+        found |= {f"{place}/{key}" if key else place: values for key, values in each.items()}
     return found
 
 
@@ -141,26 +143,22 @@ def _by_feature(stored: Mapping[str, Tensor]) -> dict[str, Any]:
     return found
 
 
-def _json(path: Path) -> Mapping[str, Any]:
-    try:
-        content = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds no statistics: expected a JSON object")
-    return content
-
-
 def _keyed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     content = content.get("norm_stats", content)
+    if not isinstance(content, dict):
+        return {}
     if "action" in content or "actions" in content:
         return {"": content}
-    return {
+    sets = {
         name: each.get("statistics", each)
         for name, each in content.items()
         if isinstance(each, dict)
-        and ({"action", "actions"} & each.get("statistics", each).keys())
-    }  # fmt: skip
+    }
+    return {
+        name: each
+        for name, each in sets.items()
+        if isinstance(each, dict) and {"action", "actions"} & each.keys()
+    }
 
 
 def _of_set(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.action_tokens import (
     ActionTokens,
@@ -49,6 +49,9 @@ class TokenPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
+        with in_section("model.conventions"):
+            dim = self.action_dim
+            config.conventions.check_dimensions(dim, dim, self.state_dim)
         self.statistics = _statistics(config, env_spec, config.statistics_source)
 
     @property
@@ -208,6 +211,7 @@ def _statistics(config: TokenConfig, env_spec: EnvSpec, source: Path | None) -> 
     if source is not None:
         found = read_statistics(source, config.statistics_key)
         found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
+        found.require({"actions": config.normalised_by}, key="model.normalization")
         return found
     low, high = (
         torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim).clone()

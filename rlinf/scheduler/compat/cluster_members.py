@@ -42,9 +42,9 @@ class ClusterMembers:
     }
 
     @staticmethod
-    def get_full_env_var_name(env_var: ClusterEnvVar) -> str:
+    def get_full_env_var_name(var: ClusterEnvVar) -> str:
         """Name of a setting's environment variable."""
-        return f"RLINF_{ClusterEnvVar(env_var).value}"
+        return f"RLINF_{ClusterEnvVar(var).value}"
 
     @classmethod
     def get_sys_env_var(cls, env_var: ClusterEnvVar, default: str | None = None) -> str | None:
@@ -59,22 +59,27 @@ class ClusterMembers:
 
     @staticmethod
     def modify_profile_context(
-        python: str, worker_name: str, config: ProfilingConfig | None
+        python_interpreter_path: str, worker_name: str, profiling_cfg: ProfilingConfig | None
     ) -> str:
         """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
-        return profiled_command(python, worker_name, config)
+        return profiled_command(python_interpreter_path, worker_name, profiling_cfg)
 
     @staticmethod
     def get_profiling_env_vars_for_worker(
-        worker_name: str, config: ProfilingConfig | None
+        worker_name: str, profiling_cfg: ProfilingConfig | None
     ) -> dict[str, str]:
         """Variables that a profiled worker needs; the supported profilers need none."""
         return {}
 
     @staticmethod
-    def merge_worker_env_vars(*environments: Mapping[str, str]) -> dict[str, str]:
-        """Merge environments of a worker, later ones over earlier ones; paths are joined."""
-        merged: dict[str, str] = {}
-        for environment in environments:
-            merged.update(merge_path_variables(environment))
-        return merged
+    def merge_worker_env_vars(
+        base_env_vars: Mapping[str, str],
+        incoming_env_vars: Mapping[str, str],
+        mode: str | None = None,
+    ) -> dict[str, str]:
+        """Environment of a worker: incoming variables over the base; paths are joined, the incoming
+        first, unless ``mode`` is ``override``."""
+        return {
+            **base_env_vars,
+            **merge_path_variables(incoming_env_vars, base_env_vars, mode),
+        }

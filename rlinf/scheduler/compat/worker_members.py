@@ -48,19 +48,19 @@ class WorkerMembers:
         limit = "" if max_port_num is None else f" up to {max_port_num}"
         raise SchedulerError(f"no free port{limit} on node {process.node_rank}")
 
-    def log_on_first_rank(self, message: object) -> None:
+    def log_on_first_rank(self, msg: object) -> None:
         """Log at level INFO on rank 0 only."""
         if self._rank == 0:
-            self._rlinf_log(logging.INFO, message)
+            self._rlinf_log(logging.INFO, msg)
 
-    def log_on_last_rank(self, message: object) -> None:
+    def log_on_last_rank(self, msg: object) -> None:
         """Log at level INFO on the last rank only."""
         if self._rank == self._world_size - 1:
-            self._rlinf_log(logging.INFO, message)
+            self._rlinf_log(logging.INFO, msg)
 
-    def start_profile(self, step: int | None = None) -> None:
+    def start_profile(self, step_idx: int | None = None) -> None:
         """Open the capture window of an external profiler, where the platform has one."""
-        self.__profiler_call("start", step)
+        self.__profiler_call("start", step_idx)
 
     def stop_profile(self) -> None:
         """Close the capture window of an external profiler."""

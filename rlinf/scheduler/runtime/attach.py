@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
@@ -33,8 +33,12 @@ ATTACH_VARIABLE = "RLINF_ATTACH"
 def enter_cluster(own: Membership) -> Process:
     """Give this process an endpoint and make the cluster its own."""
     files = ClusterFiles(own.token)
-    if own.driver and own.driver.partition("|")[0] != str(own.node_rank):
-        files.hold()
+    if own.driver:
+        node, path, _ = own.driver.split("|")
+        if node == str(own.node_rank):
+            files.remove_after(int(PurePath(path).name.partition(".")[0]))
+        else:
+            files.hold()
     codec = Codec(BlockPool(files))
     endpoint = SocketEndpoint(files, codec, own.node_rank, own.network_ip)
     process = Process(

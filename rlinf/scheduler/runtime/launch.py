@@ -126,16 +126,21 @@ def pin_thread(cores: tuple[int, ...]) -> None:
         os.sched_setaffinity(0, cores)
 
 
-def merge_path_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Configured variables as the process gets them: path-like ones before what it has already,
-    without repetition, unless ``RLINF_PATH_ENV_MERGE_MODE=override``.
+def merge_path_variables(
+    environment: Mapping[str, str],
+    base: Mapping[str, str] | None = None,
+    mode: str | None = None,
+) -> dict[str, str]:
+    """Configured variables as a process gets them: path-like ones before those of the base (None:
+    what this process has already), without repetition, unless the mode is ``override`` (None: as
+    ``RLINF_PATH_ENV_MERGE_MODE`` says).
     """
-    if os.environ.get("RLINF_PATH_ENV_MERGE_MODE", "append") == "override":
+    if (mode or os.environ.get("RLINF_PATH_ENV_MERGE_MODE", "append")) == "override":
         return dict(environment)
-    merged = dict(environment)
+    merged, base = dict(environment), os.environ if base is None else base
     for name in PATH_VARIABLES:
-        if name in environment and os.environ.get(name):
-            parts = [*environment[name].split(os.pathsep), *os.environ[name].split(os.pathsep)]
+        if name in environment and base.get(name):
+            parts = [*environment[name].split(os.pathsep), *base[name].split(os.pathsep)]
             merged[name] = os.pathsep.join(dict.fromkeys(part for part in parts if part))
     return merged
 

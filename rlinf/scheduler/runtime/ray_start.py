@@ -42,7 +42,11 @@ def connect(config: ClusterConfig) -> None:
     if modules := _shipped_code():
         common["runtime_env"] = {"py_modules": [modules]}
     if address and address != "local":
-        ray.init(address=address, **common)
+        with _explained(
+            f"no Ray cluster could be joined at {address}",
+            "start one there with `ray start --head`, or leave cluster.address and RAY_ADDRESS out",
+        ):
+            ray.init(address=address, **common)
         return
     if config.num_nodes > 1:
         raise SchedulerUsageError(
@@ -52,12 +56,20 @@ def connect(config: ClusterConfig) -> None:
         )
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
-    with _on_loopback():
+    place = _private_directory() / "ray"
+    # Seconds until its first process listens.
+    os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+    busy = (
+        "where the machine is busy or slow, let it finish other work first; a run on one machine "
+        "does without Ray: cluster.runtime=local. Ray's own logs are in "
+        f"{place / 'session_latest' / 'logs'}"
+    )
+    with _on_loopback(), _explained("Ray did not start", busy):
         ray.init(
             address="local",
             include_dashboard=False,
             object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(_private_directory() / "ray"),
+            _temp_dir=str(place),
             **common,
         )
     # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
@@ -66,6 +78,18 @@ def connect(config: ClusterConfig) -> None:
         end = getattr(worker._global_node, name, None)
         if end is not None:
             end(check_alive=False)
+
+
+@contextmanager
+def _explained(what: str, help_text: str) -> Iterator[None]:
+    """Say what failed, and what helps, where Ray raises; it raises bare exceptions, too."""
+    try:
+        yield
+    except Exception as error:
+        with suppress(Exception):  # what had started ends
+            ray.shutdown()
+        said = " ".join(str(error).split()) or type(error).__name__
+        raise SchedulerUsageError(f"{what}: {said.rstrip('.')}; {help_text}") from error
 
 
 def _private_directory() -> Path:

@@ -9,12 +9,16 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import select
 import shutil
 import tempfile
+import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "rlinf-"
+_REMOVE_SECONDS, _MOST_SECONDS_LEFT = 0.2, 60.0
 _LONGEST_SOCKET_DIRECTORY = 70  # the path of a Unix socket ends at about 107 characters
 
 
@@ -69,6 +73,33 @@ class ClusterFiles:
         shutil.rmtree(self.socket_directory, ignore_errors=True)
         self._lock_path.unlink(missing_ok=True)
 
+    def remove_after(self, pid: int) -> None:
+        """Remove them when their driver, this process of the machine, has ended and left them."""
+        threading.Thread(target=self._remove_after, args=(pid,), daemon=True).start()
+
+    def _remove_after(self, pid: int) -> None:
+        if not _wait_for_end(pid):
+            return
+        # Until this process is ended, too: it, or another one, may be about to write a block.
+        limit = time.monotonic() + _MOST_SECONDS_LEFT
+        while time.monotonic() < limit:
+            if self._abandoned():
+                self.remove()
+            time.sleep(_REMOVE_SECONDS)
+
+    def _abandoned(self) -> bool:
+        try:
+            descriptor = os.open(self._lock_path, os.O_RDWR)
+        except OSError:
+            return not self._lock_path.exists()
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(descriptor)
+        return True
+
     def close(self) -> None:
         """Remove the files, of which this process is the driver, and give up the lock."""
         if self._lock is not None:
@@ -80,6 +111,21 @@ class ClusterFiles:
     def _open_lock(self) -> int:
         self._lock = os.open(self._lock_path, os.O_CREAT | os.O_RDWR, 0o600)
         return self._lock
+
+
+def _wait_for_end(pid: int) -> bool:
+    """Wait for the end of a process; False where the kernel cannot say."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    except (AttributeError, OSError):
+        return False
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    os.close(descriptor)
+    return True
 
 
 _own: set[ClusterFiles] = set()

@@ -100,6 +100,20 @@ def trained(directory: Path) -> Path:
     return path
 
 
+def written(directory: Path, name: str, text: str) -> Path:
+    """Another content of a file."""
+    (directory / name).write_text(text)
+    return directory
+
+
+def retold(directory: Path) -> Path:
+    """A tokenizer with more words than the model has."""
+    file = directory / "tokenizer.json"
+    told = json.loads(file.read_text())
+    told["model"]["vocab"] = {"<bos>": 0, "<unk>": 999}
+    return written(directory, file.name, json.dumps(told))
+
+
 CASES: dict[str, tuple[Any, str]] = {
     "neither path nor preset": (lambda _: {}, "neither is given of path and preset"),
     "both": (lambda d: {**TINY, "path": d}, "both are given of path and preset"),
@@ -141,6 +155,35 @@ CASES: dict[str, tuple[Any, str]] = {
         "are of 14 action dimensions, the environment takes 7",
     ),
     "a long state": (lambda d: {**TINY, "max_prompt_tokens": 9}, "a state of 5 dimensions takes"),
+    "a state that leaves the instruction too little": (
+        lambda d: {**TINY, "max_prompt_tokens": 12},
+        r"has 17 tokens, 9 of them of the state, .* at most 12; legal with it: 17 or more",
+    ),
+    "settings that are none": (
+        lambda d: {"path": written(d, "config.json", "[]")}, "expected an object, not list"
+    ),
+    "actions relative to the state": (
+        lambda d: {"path": written(d, "config.json", json.dumps(
+            {"chunk_size": 8, "vision_heads": 4, "use_relative_actions": True}))},
+        r"^model\.conventions\.delta_dimensions: .* use_relative_actions",
+    ),
+    "normalised by what the statistics lack": (
+        lambda d: {"path": written(d, "config.json", json.dumps(
+            {"normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MIN_MAX"}}))},
+        "of actions have no min and max",
+    ),
+    "a tokenizer of another model": (
+        lambda d: {"path": retold(d)}, r"gives token \d+, the model has 64; nearest: the tokenizer"
+    ),
+    "a gripper where there is none": (
+        lambda d: {**TINY, "type": "openvla", "conventions": {"gripper": {"dimension": 9}}},
+        r"^model\.conventions\.gripper\.dimension: names dimension 9",
+    ),
+    "another robot, with a gripper": (
+        lambda d: {**TINY, "conventions": {"gripper": {"dimension": 6}},
+                   "statistics": statistics(d, ([-0.5] * 14, [0.5] * 14))},
+        "are of 14 action dimensions, the environment takes 7",
+    ),
     "another robot": (
         lambda d: {**TINY, "statistics": statistics(d, ([-0.5] * 14, [0.5] * 14))},
         "are of 14 action dimensions, the environment takes 7",

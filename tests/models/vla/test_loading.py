@@ -117,7 +117,7 @@ def smolvla_layout(name: str) -> NameLayout:
 
 def test_a_run_of_smolvla_that_trained_all_becomes_a_published_file(tmp_path: Path) -> None:
     config = REGISTRY.load("smolvla")(preset="tiny", train_expert_only=False)
-    policy = config.build(env_spec(), value_dim=1, seed=0)
+    policy = config.build(env_spec(task_descriptions=("close the drawer",)), value_dim=1, seed=0)
     own = dict(policy.state_dict())
     path = tmp_path / "policy.safetensors"
     save_file(own, path)

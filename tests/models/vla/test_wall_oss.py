@@ -255,7 +255,7 @@ def test_a_tokenizer_without_its_tokens_is_refused(tmp_path: Path) -> None:
     path = published(tmp_path)
     other = Tokenizer(WordLevel({"<unk>": 0}, unk_token="<unk>"))
     other.save(str(path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"has no <\|image_pad\|>, which that of WALL-OSS has"):
+    with pytest.raises(ConfigError, match=r"has no <\|image_pad\|>, which that of the model has"):
         of_directory(path)
 
 

@@ -12,7 +12,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.models.vla.config import FlowConfig
 
 if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import ModelStatistics
+    from rlinf.models.vla.statistics import Method, ModelStatistics
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -77,7 +77,7 @@ class GR00TConfig(FlowConfig):
         return EMBODIMENTS[self.embodiment] if known is None else known
 
     @property
-    def normalised_by(self) -> Literal["bounds", "quantiles", "mean_std"]:
+    def normalised_by(self) -> Method:
         """As the section says."""
         return self.normalization
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.errors import ConfigError
-from rlinf.models.vla.instructions import Encode, read_tokenizer
+from rlinf.models.vla.instructions import Encode, encoding, read_tokenizer, require_tokens
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 
 PICTURE = "<IMG_CONTEXT>"
@@ -39,12 +39,8 @@ def tiny_encode(text: str) -> list[int]:
 def eagle_encode(path: Path) -> Encode:
     """Of Eagle's tokenizer, in a directory, as ``tokenizer.json`` or in the files of Qwen's."""
     tokenizer = eagle_tokenizer(path.expanduser())
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
+    require_tokens(tokenizer, path, PICTURE)
+    return encoding(tokenizer)
 
 
 def eagle_tokenizer(path: Path) -> Any:

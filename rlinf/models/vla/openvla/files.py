@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import merged
 from rlinf.models.vla.loading import NameLayout, load_published
@@ -76,7 +76,7 @@ def read_published(path: Path) -> OpenVLAFiles:
     ConfigError where a file is missing or says something that this network is not.
     """
     path = path.expanduser()
-    config = _json(path / "config.json")
+    config = read_settings(path / "config.json", key="model.path")
     if config.get("model_type") != "openvla":
         raise ConfigError(
             f"{path / 'config.json'} is of a model {config.get('model_type')!r}, not of an openvla",
@@ -167,18 +167,6 @@ def openvla_layout(architecture: Architecture) -> NameLayout:
     return NameLayout("OpenVLA", (*rules, ("", "")), unused=tuple(unused))
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise ConfigError(f"{file.parent} holds no {file.name}", key="model.path") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read: {error}", key="model.path") from error
-    if not isinstance(found, dict):
-        raise ConfigError(f"{file} holds no mapping", key="model.path")
-    return found
-
-
 def _towers(config: Mapping[str, Any]) -> tuple[VisionSize, ...]:
     """Sizes by the names of timm; ``vision_sizes`` beside them replaces some, in small models."""
     names = config.get("timm_model_ids") or list(_TOWERS)
@@ -206,7 +194,7 @@ def _text(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _pixel_values(path: Path, config: Mapping[str, Any]) -> PixelValues:
     file = path / "preprocessor_config.json"
-    found = _json(file) if file.is_file() else {}
+    found = read_settings(file, key="model.path") if file.is_file() else {}
     strategy = found.get("image_resize_strategy", config.get("image_resize_strategy"))
     if strategy not in (None, "resize-naive"):
         raise ConfigError(f"{path} resizes by {strategy!r}; legal: resize-naive", key="model.path")
@@ -246,7 +234,12 @@ def _extra_file(path: Path, name: str, *, needed: bool) -> Path | None:
 def proprioception_of(path: Path) -> int | None:
     """Values of a state that the projector in a directory reads; None where there is none."""
     file = _extra_file(path.expanduser(), "proprio_projector", needed=False)
-    return None if file is None else int(_tensors(file)["fc1.weight"].shape[1])
+    if file is None:
+        return None
+    weight = _tensors(file).get("fc1.weight")
+    if weight is None or weight.dim() != 2:
+        raise ConfigError(f"{file} is no projector: it has no matrix fc1.weight", key="model.path")
+    return int(weight.shape[1])
 
 
 def _tensors(file: Path) -> dict[str, Tensor]:

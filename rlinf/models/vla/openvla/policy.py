@@ -12,7 +12,14 @@ from torch.nn import functional
 from rlinf.errors import ConfigError
 from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
 from rlinf.models.vla.action_tokens import ActionTokens, chosen, drawn_tokens, token_log_probs
-from rlinf.models.vla.instructions import Encode, InstructionTable, hashed_words, read_tokenizer
+from rlinf.models.vla.instructions import (
+    Encode,
+    InstructionTable,
+    encoding,
+    hashed_words,
+    read_tokenizer,
+    refuse_unknown,
+)
 from rlinf.models.vla.openvla.config import OpenVLAConfig, OpenVLAOFTConfig
 from rlinf.models.vla.openvla.files import (
     TINY,
@@ -54,12 +61,13 @@ class _OpenVLA(TokenPolicy):
         self.pixels = _Pixels(pixels, crop=config.center_crop)
         # What is small, and may be refused, goes before the weights.
         self.instructions = InstructionTable(
-            [_prompt(text) for text in env_spec.task_descriptions],
+            [_prompt(text) for text in self.texts],
             _encode(config, self.tokens.first_id),
             limit=config.max_prompt_tokens,
             padding=0,
             side="left",
         )
+        refuse_unknown(self.instructions, architecture.vocabulary)
         self.network = (
             tiny_network(extras, seed=seed)
             if published is None
@@ -261,8 +269,10 @@ def _encode(config: OpenVLAConfig, first_id: int) -> Encode:
             key="model.tokenizer",
         )
 
+    plain = encoding(tokenizer, special=True)
+
     def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text).ids
+        ids = plain(text)
         ids = ids if ids[:1] == [_BOS] else [_BOS, *ids]
         return ids if ids[-1] == found else [*ids, found]
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from rlinf.models.vla.config import FlowConfig
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.statistics import Method
 
 
 class PI0Config(FlowConfig):
@@ -36,6 +39,6 @@ class PI05Config(FlowConfig):
     """Tokens that an instruction with its state may have."""
 
     @property
-    def normalised_by(self) -> Literal["quantiles"]:
+    def normalised_by(self) -> Method:
         """Published models have quantiles."""
         return "quantiles"

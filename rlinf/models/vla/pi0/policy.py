@@ -29,6 +29,15 @@ if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 
+_KNOWN = {
+    "adapt_to_pi_aloha": False,
+    "use_delta_joint_actions_aloha": False,
+    "min_period": 4e-3,
+    "max_period": 4.0,
+}
+"""Keys of a config.json of lerobot with the only value that is computed here, their default."""
+
+
 class PI0Policy(FlowPolicy):
     """π₀ or π₀.₅, by the section's type."""
 
@@ -113,6 +122,13 @@ def _published_size(held: Published) -> PI0Size:
         other, wanted = ("pi05", "pi0") if adaptive else ("pi0", "pi05")
         raise ConfigError(
             f"{config.path} holds {other}, not {wanted}; nearest: {other}", key="type"
+        )
+    held.refuse_others(_KNOWN, settings)
+    if settings.get("use_relative_actions") and not config.conventions.delta_dimensions:
+        raise ConfigError(
+            f"{config.path} has use_relative_actions in its config.json: its actions say how far "
+            "from the present state; nearest: name the dimensions in which they do",
+            key="conventions.delta_dimensions",
         )
     patch = held.shape("vision.patch_embedding.weight")[-1]
     patches = held.shape("vision.position_embedding.weight")[0]

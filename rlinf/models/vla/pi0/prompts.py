@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from rlinf.errors import ConfigError
-from rlinf.models.vla.instructions import InstructionTable, hashed_words, read_tokenizer
+from rlinf.models.vla.instructions import (
+    Encode,
+    InstructionTable,
+    encoding,
+    hashed_words,
+    read_tokenizer,
+)
 
+_FIRST = "<bos>"
 _NUMBERS = 256  # of which a dimension of the state is one
 TINY_VOCABULARY = 512
-Encode = Callable[[str], list[int]]
 
 
 def tiny_encoder() -> tuple[Encode, Encode]:
@@ -34,17 +39,8 @@ def tiny_encoder() -> tuple[Encode, Encode]:
 
 def published_encoder(path: Path) -> tuple[Encode, Encode]:
     """Of PaliGemma's tokenizer: of the beginning of a prompt, with its first token, and of more."""
-    tokenizer: Any = read_tokenizer(path)
-    first = tokenizer.token_to_id("<bos>")
-    if first is None:
-        raise ConfigError(
-            f"the tokenizer {path} has no <bos>, which PaliGemma's has", key="model.tokenizer"
-        )
-
-    def more(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
+    tokenizer = read_tokenizer(path, _FIRST)
+    first, more = tokenizer.token_to_id(_FIRST), encoding(tokenizer)
     return lambda text: [first, *more(text)], more
 
 
@@ -83,7 +79,6 @@ class StatePrompts(nn.Module):
     ) -> None:
         super().__init__()
         begin, more = encoder
-        heads = [f"Task: {_cleaned(text)}, State:" for text in texts]
         tail, pieces = ";\nAction: ", [more(f" {number}") for number in range(_NUMBERS)]
         longest = max(map(len, pieces))
         told = len(more(tail)) + dim * longest
@@ -93,13 +88,16 @@ class StatePrompts(nn.Module):
                 f"given; legal with it: {told + 1} or more, or state_in_prompt: false",
                 key="model.max_prompt_tokens",
             )
+        heads = [f"Task: {_cleaned(text)}, State:" for text in texts]
+        self.heads = InstructionTable(
+            heads, begin, limit=limit, beside=told, padding=0, side="right"
+        )
         example = [*begin(heads[0]), *pieces[7], *pieces[200], *more(tail)]
         if begin(f"{heads[0]} 7 200{tail}") != example:
             raise ConfigError(
                 "the tokenizer joins numbers to what is around them, PaliGemma's does not",
                 key="model.tokenizer",
             )
-        self.heads = InstructionTable(heads, begin, limit=limit - told, padding=0, side="right")
         padded = [piece + [0] * (longest - len(piece)) for piece in pieces]
         there = [[place < len(piece) for place in range(longest)] for piece in pieces]
         self.register_buffer("numbers", torch.tensor(padded), persistent=False)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,12 +9,21 @@ from typing import Any
 import numpy as np
 import torch
 
-from rlinf.data.pictures import BEGIN, END, PLACE, SETTINGS, Picture, check_folder
+from rlinf.data.json_files import read_settings
+from rlinf.data.pictures import (
+    BEGIN,
+    END,
+    PLACE,
+    SETTINGS,
+    VISION_TOKENS,
+    Picture,
+    check_folder,
+)
 from rlinf.errors import ConfigError
 from rlinf.models.language import BUILDING, build_network
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, VisionConfig
 from rlinf.models.vision_language import created
-from rlinf.models.vla.instructions import Encode, hashed_words, read_tokenizer
+from rlinf.models.vla.instructions import Encode, encoding, hashed_words, read_tokenizer
 from rlinf.models.vla.qwen_vl.config import QwenVLConfig
 
 BINS = 256
@@ -124,19 +131,19 @@ def published_parts(config: QwenVLConfig, path: Path) -> ModelFiles:
     """
     path = path.expanduser()
     check_folder(path)
-    content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    content = read_settings(path / "config.json", key="model.path")
     given = content.get("dtype") or content.get("torch_dtype")
     section = LanguageModelConfig(path=path, dtype="bfloat16" if given == "bfloat16" else "float32")
+    tokenizer = read_tokenizer(config.tokenizer or path, *VISION_TOKENS)
+    ids = {token: tokenizer.token_to_id(token) for token in VISION_TOKENS}
     model = build_network(section)
-    tokenizer = read_tokenizer(config.tokenizer or path)
-    ids = {token: tokenizer.token_to_id(token) for token in (BEGIN, PLACE, END)}
     rows = int(model.config.get_text_config().vocab_size)
-    if None in ids.values() or max(ids.values()) >= rows - BINS:
+    if max(ids.values()) >= rows - BINS:
         raise ConfigError(
-            f"the tokenizer has no tokens of pictures, or leaves none of {rows} for actions",
+            f"the tokenizer leaves none of the {rows} tokens of the model for actions",
             key="model.tokenizer",
         )
-    encode = _encoder(tokenizer)
+    encode = encoding(tokenizer)
     return ModelFiles(model, _settings(path), encode("<|im_start|>user\n"), ids, encode)
 
 
@@ -146,21 +153,13 @@ def question(text: str) -> str:
     return f"{END}{asked}<|im_end|>\n<|im_start|>assistant\n"
 
 
-def _encoder(tokenizer: Any) -> Callable[[str], list[int]]:
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode
-
-
 def _settings(path: Path) -> PictureSettings:
     try:
         if (path / SETTINGS).is_file():
-            found = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
+            found = read_settings(path / SETTINGS, key="model.path")
         else:
             file = path / "processor_config.json"
-            found = json.loads(file.read_text(encoding="utf-8"))["image_processor"]
+            found = read_settings(file, key="model.path")["image_processor"]
         size = found.get("size") or {}
         return PictureSettings(
             patch=int(found["patch_size"]),
@@ -171,7 +170,7 @@ def _settings(path: Path) -> PictureSettings:
             mean=tuple(found["image_mean"]),
             deviation=tuple(found["image_std"]),
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(
             f"{path} does not say how pictures are read: {error!r}", key="model.path"
         ) from error

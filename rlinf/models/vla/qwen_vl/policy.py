@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from rlinf.models.vision_language import attended_layers, vision_of
 from rlinf.models.vla.action_tokens import ActionTokens
-from rlinf.models.vla.instructions import InstructionTable
+from rlinf.models.vla.instructions import InstructionTable, refuse_unknown
 from rlinf.models.vla.preprocessing import Standardised
 from rlinf.models.vla.qwen_vl.config import QwenVLConfig
 from rlinf.models.vla.qwen_vl.files import (
@@ -57,12 +57,13 @@ class QwenVLPolicy(OneByOne):
         vocabulary = int(parts.model.config.get_text_config().vocab_size)
         self.tokens = ActionTokens(vocabulary, BINS)
         self.instructions = InstructionTable(
-            [question(text) for text in env_spec.task_descriptions],
+            [question(text) for text in self.texts],
             parts.encode,
             limit=config.max_prompt_tokens,
             padding=0,
             side="left",
         )
+        refuse_unknown(self.instructions, vocabulary)
         if config.freeze_vision:
             vision = vision_of(parts.model)
             assert vision is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
-from rlinf.models.vla.instructions import Encode, InstructionTable, read_tokenizer
+from rlinf.models.vla.instructions import InstructionTable, encoding, read_tokenizer
 from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
@@ -77,7 +77,7 @@ class SmolVLAPolicy(FlowPolicy):
         path = config.tokenizer or config.path
         return InstructionTable(
             [text if text.endswith("\n") else f"{text}\n" for text in self.texts],
-            tiny_encoder()[0] if path is None else _encoder(read_tokenizer(path)),
+            tiny_encoder()[0] if path is None else encoding(read_tokenizer(path), special=True),
             limit=config.max_prompt_tokens,
             padding=0,
             side="right",
@@ -104,14 +104,6 @@ class SmolVLAPolicy(FlowPolicy):
         self, prefix: Prefix, states: Tensor, x: Tensor, time: Tensor
     ) -> tuple[Tensor, Tensor]:
         return self.network.denoise(prefix, x, time)
-
-
-def _encoder(tokenizer: Any) -> Encode:
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text).ids
-        return ids
-
-    return encode
 
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> SmolVLASize:
@@ -143,12 +135,7 @@ def _published_size(held: Published) -> SmolVLASize:
     language, expert = (held.transformer(each, "gate_proj") for each in ("language", "expert"))
     head_dim = settings.get("head_dim", 64)  # of SmolVLM2 in all sizes
     every = settings.get("self_attn_every_n_layers", 2)
-    scaled = settings.get("normalization_mapping", {})
-    units = {f"normalization_mapping.{kind}": kind for kind in ("STATE", "ACTION")}
-    held.refuse_others(
-        _KNOWN | {"resize_imgs_with_padding": [image, image]} | dict.fromkeys(units, "MEAN_STD"),
-        {**settings, **{name: scaled.get(kind, "MEAN_STD") for name, kind in units.items()}},
-    )
+    held.refuse_others(_KNOWN | {"resize_imgs_with_padding": [image, image]}, settings)
     if expert.depth != language.depth or every < 1:
         raise ConfigError(
             f"{config.path} has {expert.depth} layers of the expert, of which each {every}th "

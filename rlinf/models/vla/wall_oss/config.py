@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from rlinf.models.vla.config import FlowConfig
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.statistics import Method
 
 VIEWS = {
     "main_images": "front view",
@@ -34,6 +37,6 @@ class WallOSSConfig(FlowConfig):
     """Tokens that a prompt may have beside those of pictures."""
 
     @property
-    def normalised_by(self) -> Literal["mean_std", "bounds", "quantiles"]:
+    def normalised_by(self) -> Method:
         """As the section says."""
         return self.normalization

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
-from rlinf.models.vla.instructions import Encode, PicturePrompts, read_tokenizer
+from rlinf.models.vla.instructions import Encode, PicturePrompts, encoding, read_tokenizer
 from rlinf.models.vla.networks import Published, fresh_network, published_network
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
@@ -157,22 +157,8 @@ def tiny_encode(text: str) -> list[int]:
 def _published_tokens(config: FlowConfig) -> tuple[Encode, dict[str, int]]:
     path = config.tokenizer or config.path
     assert path is not None
-    tokenizer = read_tokenizer(path)
-    found: dict[str, int] = {}
-    for name in _TINY:
-        number = tokenizer.token_to_id(name)
-        if number is None:
-            raise ConfigError(
-                f"the tokenizer {path} has no {name}, which that of WALL-OSS has",
-                key="model.tokenizer",
-            )
-        found[name] = number
-
-    def encode(text: str) -> list[int]:
-        ids: list[int] = tokenizer.encode(text, add_special_tokens=False).ids
-        return ids
-
-    return encode, found
+    tokenizer = read_tokenizer(path, *_TINY)
+    return encoding(tokenizer), {name: tokenizer.token_to_id(name) for name in _TINY}
 
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> WallSize:

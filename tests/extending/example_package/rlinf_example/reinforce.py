@@ -41,7 +41,7 @@ class Reinforce(Algorithm):
     def loss(
         self, evaluation: Evaluation, batch: Batch, *, normalizer: float
     ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Share of a micro batch in the mean of −ρ A; the trainer needs `actor/approx_kl`."""
+        """Share of a micro batch in the mean of −ρ A, and KL, to compare with `actor.target_kl`."""
         log_ratio = batch.fold(evaluation.log_probs) - batch.log_probs
         loss = -(log_ratio.exp() * advantages_of(batch)).sum() / normalizer
         kl = (torch.expm1(log_ratio) - log_ratio).sum() / normalizer

@@ -1,0 +1,66 @@
+"""Whether ``module:attribute`` is there, told without running the module: it may be a heavy one."""
+
+from __future__ import annotations
+
+import pkgutil
+import re
+import symtable
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
+
+
+def check_reference(reference: str) -> None:
+    """Refuse a reference to what is not there; the packages above its module are imported, and the
+    module is read.
+
+    Raises:
+        ConfigError: With the nearest name that is there.
+    """
+    module, _, attribute = reference.partition(":")
+    if not (module and attribute):
+        raise ConfigError(f"`{reference}` is not of the form module:Class")
+    names = _names_in(module)
+    if names is not None and attribute not in names:
+        public = [name for name in names if not name.startswith("_")]
+        raise ConfigError(
+            f"the module {module} has no `{attribute}`; {did_you_mean(attribute, public)}"
+        )
+
+
+def _names_in(module: str) -> set[str] | None:
+    """What a module defines or imports; None where its source does not say so."""
+    loaded = sys.modules.get(module)
+    if loaded is not None:
+        return None if hasattr(loaded, "__getattr__") else set(dir(loaded))
+    try:
+        spec = find_spec(module)
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ConfigError(f"the module {module} cannot be imported: {reason}") from error
+    if spec is None:
+        raise ConfigError(f"there is no module {module}; {_siblings(module)}".rstrip("; "))
+    if spec.origin is None or not spec.origin.endswith(".py"):
+        return None
+    text = Path(spec.origin).read_text(encoding="utf-8")
+    try:
+        table = symtable.symtable(text, spec.origin, "exec")
+    except SyntaxError as error:
+        raise ConfigError(f"the module {module} cannot be imported: {error}") from error
+    symbols = table.get_symbols()
+    names = {
+        each.get_name()
+        for each in symbols
+        if each.is_assigned() or each.is_imported() or each.is_namespace()
+    }
+    open_ended = "__getattr__" in names or re.search(r"^\s*from .* import \*", text, re.MULTILINE)
+    return None if open_ended else names
+
+
+def _siblings(module: str) -> str:
+    package = module.rpartition(".")[0]
+    places = getattr(sys.modules.get(package), "__path__", ())
+    return did_you_mean(module, [each.name for each in pkgutil.iter_modules(places, f"{package}.")])

@@ -112,7 +112,7 @@ class GaussianPolicyConfig(ModelConfig):
     dimension."""
     task_dependent_std: bool = False
     """Of an environment with several tasks, let each have a standard deviation of its own, so that
-    those which are solved do not end the exploration of the others."""
+    one that has to be exact does not end the exploration of the others."""
     hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
     """Gain of the orthogonal initialisation of hidden layers."""
     policy_gain: float = Field(default=0.01, gt=0)

@@ -73,6 +73,6 @@ def test_a_resumed_run_may_become_longer_but_not_another() -> None:
     task, _, before = read_config("quickstart", [])
     _, _, longer = read_config("quickstart", ["runner.total_env_steps=1000000"])
     _, _, other = read_config("quickstart", ["seed=9", "algorithm.gamma=0.5"])
-    refuse_fixed_keys(task, before, longer)
+    refuse_fixed_keys(before, longer, task.changeable)
     with pytest.raises(ConfigError, match=r"seed = 9 \(it was 0\), algorithm\.gamma = 0\.5"):
-        refuse_fixed_keys(task, before, other)
+        refuse_fixed_keys(before, other, task.changeable)

@@ -22,7 +22,7 @@ from rlinf.rewards.sandbox.seccomp import build_filter
 from tests.rewards.attacks import FAMILIES, Attack
 
 LIMITS = Limits(
-    cpu_seconds=1, wall_seconds=2.5, memory_bytes=256 * 2**20, processes=16, output_bytes=2**16
+    cpu_seconds=1, wall_seconds=4, memory_bytes=256 * 2**20, processes=16, output_bytes=2**16
 )
 HONEST = (
     "values = list(map(int, input().split()))\nopen('note', 'w').write('x')\nprint(sum(values))"

@@ -30,10 +30,15 @@ RESCALED = (
 )
 
 
-def sockets_of(root: psutil.Process) -> tuple[set[tuple[str, str]], set[Path]]:
+def sockets_of(pid: int) -> tuple[set[tuple[str, str]], set[Path]]:
     """Where a process and its descendants listen: (address, program) of TCP, paths of Unix."""
     owners: dict[str, str] = {}
-    for process in (root, *root.children(recursive=True)):
+    try:
+        root = psutil.Process(pid)
+        processes = [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:  # it ended meanwhile
+        return set(), set()
+    for process in processes:
         try:
             program = " ".join(process.cmdline()[:2]) or process.name()
             for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
@@ -99,9 +104,8 @@ def test_nothing_outside_of_the_machine_can_connect(tmp_path, overrides):
     run = Warm(words, environment=environment, merged=True)
     network: set[tuple[str, str]] = set()
     exposed: set[Path] = set()
-    root = psutil.Process(run.pid)
     while run.poll() is None:
-        found, paths = sockets_of(root)
+        found, paths = sockets_of(run.pid)
         network |= found
         exposed |= {path for path in paths if path.exists() and not is_private(path)}
         time.sleep(0.2)

@@ -220,7 +220,7 @@ class StepRecorder:
     sharing: Mapping[str, Sequence[str]] = field(default_factory=dict)
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     _seen: int = 0
-    _held: dict[str, tuple[int, int]] = field(default_factory=lambda: defaultdict(lambda: (0, 0)))
+    _held: dict[str, tuple[int, int]] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -240,7 +240,7 @@ class StepRecorder:
             if worked > passed:
                 samples |= {name: samples[name].scaled(passed / worked) for name in names}
         for name, sample in samples.items():
-            (peak, resident), cost = self._held[name], sample.cost
+            (peak, resident), cost = self._held.get(name, (0, 0)), sample.cost
             self._held[name] = max(peak, cost.peak_bytes), max(resident, cost.resident_bytes)
             if self.count:
                 self.samples[name].append(sample)
@@ -256,7 +256,7 @@ class StepRecorder:
         low, middle, high = np.percentile([sample.seconds for sample in taken], [25, 50, 75])
         # Where one device has several workers, what they hold adds up on it.
         per_device = max(1, plan.processes // len(plan.devices))
-        peak, resident = self._held[name]
+        peak, resident = self._held.get(name, (0, 0))
         onload = [cost.onload_seconds for cost in costs if cost.switched]
         offload = [cost.offload_seconds for cost in costs if cost.switched]
         # Every process hands over its share.

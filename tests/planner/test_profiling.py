@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -94,6 +95,8 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     recorder.warm_up = 0
     for report in _rehearsed(config, tmp_path, 2):
         recorder.observe(report)
+    # What a process has measured travels to another one.
+    recorder = pickle.loads(pickle.dumps(recorder))
     profile = kept_profiles.fingerprints(config).profile(recorder.profiles())
     kept_profiles.keep_profile(profile, "embodied")
     kept, why = kept_profiles.usable_profile(config)

@@ -74,7 +74,8 @@ def test_actions_are_those_of_the_original(
 
 
 def test_without_random_steps_they_are_those_of_its_other_scheduler(io: dict[str, Tensor]) -> None:
-    policy = published("diffusion", PARITY / "diffusion", **{**GIVEN, "method": "ddim"})
+    given = {key: value for key, value in GIVEN.items() if key not in ("random_steps", "min_std")}
+    policy = published("diffusion", PARITY / "diffusion", **given, method="ddim")
     found = policy.sample(observed(io), {"start": io["start"]}).actions
     assert (io["acted"] - io["acted_ddim"]).abs().max() > 0.01
     torch.testing.assert_close(found, io["acted_ddim"], atol=1e-5, rtol=0)
@@ -162,6 +163,14 @@ def test_illegal_sections_name_the_nearest_legal_value() -> None:
     section = REGISTRY.load("diffusion")
     with pytest.raises(ValidationError, match="nearest: 2"):
         section(preset="tiny", denoising_steps=1, min_std=0)
+    for given in ({"min_std": 0.2}, {"random_steps": "all"}):
+        with pytest.raises(ValidationError, match="has no effect without method: ddpm"):
+            section(preset="tiny", method="ddim", **given)
+    with pytest.raises(ValidationError, match="the directory says which it is; leave it out"):
+        section(path="published", prediction="sample")
+    # As the configuration of a run has them, all keys written out.
+    section(path="published", prediction="epsilon")
+    section(preset="tiny", method="ddim", min_std=0.1, random_steps="one")
     with pytest.raises(ConfigError, match=r"9 is no multiple of 2.* nearest: 10"):
         tiny("diffusion", horizon=9)
 

@@ -266,6 +266,14 @@ class PlayingTask(Task[EvaluatedT]):
 # -- the policy that a run has trained ------------------------------------------------------------
 
 
+def recorded_spec(run: Path) -> EnvSpec | None:
+    """What the policy of a run was trained on, as the run wrote it down; None: it did not."""
+    file = run / ENV_SPEC_FILE
+    if not file.is_file():
+        return None
+    return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+
+
 class TrainedPolicy:
     """The policy that a run has trained, or has trained so far.
 
@@ -298,9 +306,9 @@ class TrainedPolicy:
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""
-        file = self._run / ENV_SPEC_FILE
-        if file.is_file():
-            return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+        found = recorded_spec(self._run)
+        if found is not None:
+            return found
         count = self.config.evaluation_shares.unit
         chunk = self.config.model.num_action_chunks
         with vector_env(

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationInfo, model_validator
@@ -17,7 +16,6 @@ from pydantic_core import PydanticCustomError
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal, refuse_others
 from rlinf.config.registry import Registry, load_attribute
-from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
@@ -362,23 +360,7 @@ ALGORITHMS = {
 """A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its
 config class."""
 
-_FORMER_GROUP = "rlinf.token_algorithms"
-
-
-class AlgorithmRegistry(Registry[AlgorithmConfig]):
-    """The algorithms; one that a package offers in a group that is not read is refused by name."""
-
-    def load(self, name: str) -> type[AlgorithmConfig]:
-        """See :meth:`Registry.load`."""
-        if name not in self.names() and entry_points(group=_FORMER_GROUP, name=name):
-            raise ConfigError(
-                f"algorithm `{name}` is offered in the entry-point group {_FORMER_GROUP}, which is "
-                "not read; its package must name it in rlinf.algorithms"
-            )
-        return super().load(name)
-
-
-REGISTRY = AlgorithmRegistry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)
+REGISTRY = Registry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)
 
 ActionAlgorithm = Annotated[AlgorithmConfig, FamilySection(REGISTRY, "actions")]
 """The algorithm section of a run that trains policies for actions."""

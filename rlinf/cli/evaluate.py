@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +107,7 @@ def _check_changed(path: Path, overrides: list[str]) -> None:
 
 
 def _evaluate_recipe(
-    source: str, overrides: list[str], options: dict[str, object], *, dry_run: bool
+    source: str, overrides: list[str], options: Mapping[str, object], *, dry_run: bool
 ) -> None:
     """Run a recipe that only evaluates, in a run directory of its own; ``options`` are for runs."""
     from rlinf.cli.tasks import read_config

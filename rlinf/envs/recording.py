@@ -61,7 +61,7 @@ def _whole(episode: Sequence[_Step], record: EpisodeRecord) -> Demonstration:
 
 
 def _ended(
-    running: Sequence[list[_Step]],
+    running: list[list[_Step]],
     observations: Observations,
     actions: np.ndarray,
     step: VectorStep,

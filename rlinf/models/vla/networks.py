@@ -75,7 +75,7 @@ class Published:
                 )
 
 
-def tiny_ends(config: FlowConfig, env_spec: EnvSpec) -> dict[str, int]:
+def tiny_ends(config: FlowConfig, env_spec: EnvSpec) -> dict[str, Any]:
     """What a small network for pictures of about 64 × 64 reads and writes: names of sizes."""
     (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     return {

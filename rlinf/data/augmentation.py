@@ -49,7 +49,7 @@ class AugmentationConfig(StrictModel):
         import torch
 
         generator, found = torch.Generator().manual_seed(seed), dict(inputs)
-        drawn = {}
+        drawn: dict[str, Tensor] = {}
         for name in sorted(inputs, key=lambda name: (present(name), age(name))):
             if inputs[name].dtype == torch.uint8 and inputs[name].dim() >= 4:
                 if age(name):

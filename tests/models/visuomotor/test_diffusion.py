@@ -42,10 +42,12 @@ from .support import (
 STEPS, HORIZON = 4, 8
 NAMES = "fc53ccc055e62f362f89ec8f3ce8bfd951c4c7bfc78c6ee4c5525d9bd196d4e6"
 """What `make_parity.py names` prints for the published size, of all that is not computed."""
-GIVEN: dict[str, Any] = {
-    "num_action_chunks": 6, "denoising_steps": STEPS, "random_steps": "all", "min_std": 0,
+PLAIN: dict[str, Any] = {
+    "num_action_chunks": 6,
+    "denoising_steps": STEPS,
     "repeat_observation": True,
-}  # fmt: skip
+}
+GIVEN: dict[str, Any] = {**PLAIN, "random_steps": "all", "min_std": 0}
 
 
 @pytest.fixture(scope="module")
@@ -77,8 +79,7 @@ def test_actions_are_those_of_the_original(
 
 
 def test_without_random_steps_they_are_those_of_its_other_scheduler(io: dict[str, Tensor]) -> None:
-    given = {key: value for key, value in GIVEN.items() if key not in ("random_steps", "min_std")}
-    policy = published("diffusion", PARITY / "diffusion", **given, method="ddim")
+    policy = published("diffusion", PARITY / "diffusion", **PLAIN, method="ddim")
     found = policy.sample(observed(io), {"start": io["start"]}).actions
     assert (io["acted"] - io["acted_ddim"]).abs().max() > 0.01
     torch.testing.assert_close(found, io["acted_ddim"], atol=1e-5, rtol=0)
@@ -167,7 +168,7 @@ def _successive(spec: Any) -> Any:
 
 
 def test_what_was_seen_before_is_read_as_the_original_does(io: dict[str, Tensor]) -> None:
-    given = {**GIVEN, "method": "ddim", "repeat_observation": False}
+    given = {**PLAIN, "method": "ddim", "repeat_observation": False}
     policy = published("diffusion", PARITY / "diffusion", _successive(PUBLISHED), **given)
     before = {
         f"{name}@1": each

@@ -25,6 +25,7 @@ from rlinf.data.lerobot.layout import ACTION, features_of, is_lerobot
 from rlinf.data.lerobot.pictures import Stacked
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
+from rlinf.envs.observation_names import earlier
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
 from rlinf.errors import ConfigError, in_section
@@ -43,6 +44,26 @@ class Column(Protocol):
         """With N."""
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray: ...
+
+
+class Earlier:
+    """A column some steps before; the first row of an episode stands for those before it.
+
+    Args:
+        column: What the steps themselves show.
+        firsts: [N] int64, by row the first one of its episode.
+        steps: How long before.
+    """
+
+    def __init__(self, column: Column, firsts: np.ndarray, steps: int) -> None:
+        self._column, self._firsts, self._steps = column, firsts, steps
+        self.shape = column.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return self._column[np.maximum(rows - self._steps, self._firsts[rows])]
 
 
 @dataclass(frozen=True)
@@ -155,7 +176,7 @@ class SetOptions(StrictModel):
 
     def read(self, path: Path, spec: EnvSpec, env: EnvConfig | None = None) -> Recorded:
         """The episodes, as an environment of this spec shows things; ConfigError."""
-        path = path.expanduser()
+        path, steps, spec = path.expanduser(), spec.observation_steps, spec.of_present()
         with _of_path():
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
@@ -171,6 +192,7 @@ class SetOptions(StrictModel):
         self._refuse_other_rate(path, rate, spec)
         self._refuse_other_actions(path, actions, spec)
         chosen = self._chosen(path, _successes(found))
+        columns = _with_earlier(columns, steps, spans)
         return Recorded(columns, actions, tuple(spans[number] for number in chosen))
 
     def _chosen(self, path: Path, successes: Sequence[bool]) -> list[int]:
@@ -360,6 +382,18 @@ class DemonstrationsConfig(SetOptions):
             return found, []
         parts = [each.split(self.held_out) for each in found]
         return [kept for kept, _ in parts], [others for _, others in parts]
+
+
+def _with_earlier(
+    columns: Mapping[str, Column], steps: int, spans: Sequence[tuple[int, int]]
+) -> Mapping[str, Column]:
+    """Beside each observation those of the steps before it."""
+    firsts = np.repeat([first for first, _ in spans], [length for _, length in spans])
+    return {
+        earlier(key, back): Earlier(column, firsts, back) if back else column
+        for key, column in columns.items()
+        for back in range(1 if key in (TASK_IDS, INSTRUCTION_KEY) else steps)
+    }
 
 
 class _of_path:  # noqa: N801 - used as a function, as contextlib does

@@ -46,6 +46,11 @@ class EnvConfig(StrictModel):
     max_episode_steps: int = Field(gt=0)
     """Primitive steps after which an episode is truncated."""
 
+    observation_steps: int = Field(default=1, ge=1, le=8)
+    """Successive steps of which the observations are shown: from 2 on there is `KEY@1` beside each
+    `KEY`, what it showed a step before, and so on; at the start of an episode the first one stands
+    for those before it. For policies that read several, as diffusion policies do (n_obs_steps)."""
+
     auto_reset: bool = True
     """Whether an env starts its next episode by itself when one ends."""
 
@@ -117,6 +122,9 @@ class EnvConfig(StrictModel):
         if adapter.begins_together(options) and not self.ignore_terminations:
             why = f"`{self.type}` begins all episodes of this task together, so none may end early"
             raise illegal("ignore_terminations", why, hint="write true")
+        if self.observation_steps > 1:
+            why = f"`{self.type}` steps a batch, of which the present observations alone are kept"
+            raise illegal("observation_steps", why, hint="nearest: 1")
         if self.leave_out_failing_tasks:
             why = f"`{self.type}` resets a batch together, so no task can be told from the others"
             raise illegal("leave_out_failing_tasks", why, hint="write false")

@@ -40,6 +40,8 @@ class ModelConfig(StrictModel):
     """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
+    reads_earlier: ClassVar[bool] = False
+    """Whether it reads observations of several successive steps."""
     denoises: ClassVar[bool] = False
     """Whether actions are denoised along a velocity
     (:class:`~rlinf.models.denoising.Denoising`)."""

@@ -66,6 +66,10 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["model.activation=tahn"], ["model.activation", "did you mean `tanh`?"]),
     (["actor.lr_sched.type=cosin"], ["actor.lr_sched.type", "did you mean `cosine`?"]),
     (["algorithm.loss_agg_func=token_mean"], ["did you mean `token-mean`?"]),
+    (
+        ["env.train.observation_steps=2"],
+        ["env.train.observation_steps = 2", "type mlp read the present", "model.type: diffusion"],
+    ),
     # wrong types
     (["seed=abc"], ["seed = 'abc'", "must be a whole number"]),
     (["seed=1.5"], ["seed = 1.5", "nearest: 2"]),

@@ -218,6 +218,38 @@ def test_a_mixture_draws_by_weight_and_knows_the_step_alone(sets: Path) -> None:
     np.testing.assert_array_equal(batch.inputs["raw_actions"][:, 0], wanted)
 
 
+@pytest.mark.parametrize("name", ["ours", "lerobot"])
+def test_steps_before_are_rows_before_within_an_episode(sets: Path, name: str) -> None:
+    now = {key: shape for key, shape in ENV.observation_shapes.items() if key != "task_ids"}
+    both = {f"{key}{age}": shape for key, shape in now.items() for age in ("", "@1", "@2")}
+    types = {key: ENV.observation_dtypes[key.partition("@")[0]] for key in both}
+    spec = replace(
+        ENV,
+        observation_shapes={**both, "task_ids": ()},
+        observation_dtypes={**types, "task_ids": "int64"},
+    )
+    (found,), _ = build(spec, path=str(sets / name), only_successful=False)
+    assert found.columns.keys() == spec.observation_shapes.keys()
+    rows = np.array([0, 1, 8, 9, 10, 12, 13, 19])
+    for back, wanted in ((1, [0, 0, 7, 9, 9, 11, 13, 18]), (2, [0, 0, 6, 9, 9, 10, 13, 17])):
+        for key in now:
+            earlier = found.columns[f"{key}@{back}"][rows]
+            np.testing.assert_array_equal(earlier, found.columns[key][np.array(wanted)])
+    assert not np.array_equal(found.columns["states"][rows], found.columns["states@1"][rows])
+
+
+def test_successive_pictures_vary_alike() -> None:
+    picture = torch.randint(0, 256, (3, 8, 12, 3), dtype=torch.uint8)
+    names = ("images.a@1", "images.b", "images.a", "images.a@2")
+    config = AugmentationConfig(crop=(0.5, 0.9), brightness=(0.5, 1.5))
+    found = config.applied(dict.fromkeys(names, picture), 1)
+    assert torch.equal(found["images.a"], found["images.a@1"])
+    assert torch.equal(found["images.a"], found["images.a@2"])
+    assert not torch.equal(found["images.a"], found["images.b"])
+    assert torch.equal(found["images.b"], config.applied(
+        {"images.a": picture, "images.b": picture}, 1)["images.b"])  # fmt: skip
+
+
 def test_augmentation_stays_within_its_ranges_and_knows_its_seed() -> None:
     pictures = torch.randint(0, 256, (4, 2, 8, 12, 3), dtype=torch.uint8)
     inputs = {"wrist_images": pictures, "states": torch.randn(4, 3),

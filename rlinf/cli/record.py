@@ -72,6 +72,7 @@ def record(
 def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:
     """The config that is played in, who acts (None: the simulator's expert), and their name."""
     from rlinf.cli.tasks import read_config, task_of_run
+    from rlinf.config.load import recipe_names
     from rlinf.config.validate import check
 
     if is_recipe(source, runs_first=False):
@@ -79,26 +80,12 @@ def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None
         _require_simulator(task.config_class, source)
         check(config, loaded, section="env")  # what it learns from may not be there yet
         return config, None, "expert"
-    path = _find_run(source, overrides)
+    path = run_given(source, overrides, recipe_names())
     task = task_of_run(path)
     _require_simulator(task.config_class, source)
     from rlinf.runners.record import policy_of
 
     return policy_of(task, path)
-
-
-def _find_run(source: str, overrides: list[str] | None) -> Path:
-    """The run or checkpoint that is named; where there is none, says which recipes there are."""
-    try:
-        return run_given(source, overrides)
-    except ConfigError as error:
-        if overrides:
-            raise
-        from rlinf.config.load import recipe_names
-        from rlinf.config.nearest import did_you_mean
-
-        hint = did_you_mean(source, recipe_names())
-        raise ConfigError(f"{error}. Nor is it a recipe; {hint}") from error
 
 
 def _require_simulator(config_class: type, source: str) -> None:

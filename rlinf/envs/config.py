@@ -20,6 +20,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
+from rlinf.config.reasons import reason
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
@@ -115,7 +116,7 @@ class EnvConfig(StrictModel):
             adapter = REGISTRY.load(self.type)
         except ConfigError as error:
             raise illegal("type", str(error)) from error
-        options = _validated_options(adapter.Options, self.options)
+        options = _validated_options(self.type, self.options)
         if not issubclass(adapter, SimulatorBatch):
             return self
         if adapter.begins_together(options) and not self.ignore_terminations:
@@ -132,7 +133,7 @@ class EnvConfig(StrictModel):
     @cached_property
     def adapter_options(self) -> Any:
         """The options as the adapter's dataclass, defaults filled in."""
-        return _validated_options(REGISTRY.load(self.type).Options, self.options)
+        return _validated_options(self.type, self.options)
 
     def check(self) -> None:
         """Refuse, within a second and before anything starts, an env that cannot be built.
@@ -294,12 +295,16 @@ class TrainingEnvironments(Environments):
     """Training environments, over all env workers."""
 
 
-def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:
+def _validated_options(name: str, values: dict[str, Any]) -> Any:
     """Return the dataclass of an adapter; a list counts as a tuple, an integer as a float."""
-    known = [field.name for field in dataclasses.fields(options_class)]
+    options_class = REGISTRY.load(name).Options
+    known = _names(options_class)
     for key in values:
         if key not in known:
-            raise illegal(f"options.{key}", "unknown option", hint=did_you_mean(key, known))
+            hint = did_you_mean(key, known)
+            if _is_of_another(key):
+                hint = f"to drop those of another simulator: ~env.train.options; {hint}"
+            raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
         return pydantic.TypeAdapter(options_class).validate_json(
             pydantic.TypeAdapter(dict[str, Any]).dump_json(values), strict=True
@@ -307,6 +312,17 @@ def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("options", *first["loc"]))
-        raise illegal(where, first["msg"]) from error
+        why = reason(pydantic.BaseModel, where, first["input"], first, values)
+        raise illegal(where, why) from error
     except (TypeError, ValueError) as error:
         raise illegal("options", str(error)) from error
+
+
+def _names(options_class: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(options_class)]
+
+
+def _is_of_another(key: str) -> bool:
+    """Whether some simulator has an option of this name."""
+    adapters = [each for _, each in REGISTRY.usable() if not isinstance(each, ConfigError)]
+    return any(key in _names(each.Options) for each in adapters)

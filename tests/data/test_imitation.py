@@ -135,6 +135,40 @@ def test_rows_of_several_tasks_are_not_taken_for_one(sets: Path) -> None:
         build(replace(ENV, observation_shapes=shapes), path=str(sets / "ours"))
 
 
+def test_how_a_set_was_recorded_otherwise_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rlinf.envs.config import EnvConfig
+
+    options = {"task": "reach-v3", "images": True, "camera": "corner3"}
+    source = {**recorded().source, "env": {"type": "metaworld", "options": options, "horizon": 9}}
+    replace(recorded(), source=source).save(tmp_path / "set")
+    config = validate(DemonstrationsConfig, {"path": str(tmp_path / "set")}, "test")
+    for camera, said in (("corner3", []), ("topview", ["camera 'corner3' (env.train: 'topview')"])):
+        played = {**options, "camera": camera}
+        config.build(ENV, EnvConfig(type="metaworld", options=played, max_episode_steps=9))
+        assert [record.message.partition(" with ")[2] for record in caplog.records] == said
+
+
+def test_a_set_of_one_task_is_not_taken_for_another(tmp_path: Path) -> None:
+    only = {key: part for key, part in ENV.observation_shapes.items() if key != "task_ids"}
+    told = {**SPEC, "task_descriptions": ["open the window"], "observation_shapes": only}
+    found = recorded()
+    columns = {key: part for key, part in found.observations.items() if key != "task_ids"}
+    one = replace(found, observations=columns, source={**found.source, "spec": told})
+    one.save(tmp_path / "one")
+
+    def learnt(task: str, **section: Any) -> int:
+        spec = replace(ENV, observation_shapes=only, task_descriptions=(task,))
+        ((kept,), _) = build(spec, path=str(tmp_path / "one"), **section)
+        return len(kept.episodes)
+
+    with pytest.raises(ConfigError, match=r"no task `open the window`; .*`close the window`"):
+        learnt("close the window")
+    assert learnt("Open the window.") == 2
+    assert learnt("close the window", tasks={"open the window": "close the window"}) == 2
+
+
 def test_another_frame_rate_may_be_meant(sets: Path) -> None:
     spec = replace(ENV, control_rate=10.0)
     ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -126,6 +127,9 @@ class MetaWorldEnv(SimulatorEnv):
         from metaworld.policies import ENV_POLICY_MAP
 
         policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
+
+        # They ask for more than the box holds, and say so each time; it is clipped below.
+        warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high")
 
         def act(observation: Observation) -> np.ndarray:
             policy = policies[int(observation.get(TASK_IDS, np.zeros(())))]

@@ -121,11 +121,11 @@ def _check_token(token: str | None, *, no_token: bool) -> None:
 
 def _check_keys(path: Path, keys: dict[str, str]) -> None:
     """Refuse names of what the policy does not read, where its run says what it reads."""
-    from rlinf.runners.embodied_evaluation import recorded_spec
+    from rlinf.runners.embodied_evaluation import written_spec
     from rlinf.runners.evaluation import run_of
     from rlinf.serving.requests import check_keys
 
-    spec = recorded_spec(run_of(path))
+    spec = written_spec(run_of(path))
     if spec is not None:
         check_keys(spec, keys)
 

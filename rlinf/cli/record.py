@@ -88,11 +88,9 @@ def _find_run(source: str, overrides: list[str] | None) -> Path:
     except ConfigError as error:
         if overrides:
             raise
-        from rlinf.config.load import recipe_names
-        from rlinf.config.nearest import did_you_mean
+        from rlinf.config.load import nearest_recipes
 
-        hint = did_you_mean(source, recipe_names())
-        raise ConfigError(f"{error}. Nor is it a recipe; {hint}") from error
+        raise ConfigError(f"{error}. Nor is it a recipe; {nearest_recipes(source)}") from error
 
 
 def _require_simulator(config_class: type, source: str) -> None:

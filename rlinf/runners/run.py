@@ -103,7 +103,7 @@ class Run:
                 observe(*self._step())
             self.save()
             self._progress.stop()
-            if not self._stop.is_set():
+            if not self.interrupted:
                 self.task.conclude(self)
         return self.state
 
@@ -116,8 +116,13 @@ class Run:
             why = f"to go on, resume with a larger {' or '.join(f'runner.{key}' for key in keys)}"
         print(f"nothing is left to train: {step} of {steps} steps were done; {why}", flush=True)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._stop.is_set()
+
     def _finished(self) -> bool:
-        return self._stop.is_set() or self.task.finished or self.state.step >= self.task.steps
+        return self.interrupted or self.task.finished or self.state.step >= self.task.steps
 
     # -- a step ---------------------------------------------------------------------------------
 

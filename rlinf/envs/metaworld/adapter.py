@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -126,6 +127,8 @@ class MetaWorldEnv(SimulatorEnv):
         from metaworld.policies import ENV_POLICY_MAP
 
         policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
+        # It says of nearly every task that its actions will be clipped, which is done below.
+        warnings.filterwarnings("ignore", r"Constant\(s\) may be too high")
 
         def act(observation: Observation) -> np.ndarray:
             policy = policies[int(observation.get(TASK_IDS, np.zeros(())))]

@@ -38,6 +38,7 @@ import torch
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.flow.executor import StepReport
 from rlinf.runners.embodied import Embodied
@@ -57,9 +58,17 @@ def configuration(recipe: str, overrides: list[str]) -> EmbodiedConfig:
     return validate(EmbodiedConfig, loaded.data, loaded)
 
 
+def training_env(config: EmbodiedConfig) -> EnvConfig:
+    """The one kind of env that the recipe trains in."""
+    train = config.env.train
+    if isinstance(train, tuple):
+        raise SystemExit(f"the recipe trains in {len(train)} kinds of envs; of one it can be told")
+    return train
+
+
 def simulator_ceiling(config: EmbodiedConfig, seconds: float) -> float:
     """Env steps per second of the simulators alone, under random actions."""
-    env = SupervisedVectorEnv(config.env.train, num_envs=config.env.num_envs, seed=0)
+    env = SupervisedVectorEnv(training_env(config), num_envs=config.env.num_envs, seed=0)
     try:
         spec = env.env_spec
         shape = (50, config.env.num_envs, 1, spec.action_dim)
@@ -80,7 +89,7 @@ def simulator_ceiling(config: EmbodiedConfig, seconds: float) -> float:
 def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
     """Env steps per second of rollout and of whole training steps, and the start-up time."""
     begin = time.perf_counter()
-    with Groups(Embodied(config, Path())) as groups:
+    with tempfile.TemporaryDirectory() as place, Groups(Embodied(config, Path(place))) as groups:
         groups.start_step(0, synchronise=True).wait()
         start = time.perf_counter() - begin
         rollout, hidden, whole, overhead = [], [], [], []
@@ -110,14 +119,14 @@ def ours(config: EmbodiedConfig, seconds: float) -> dict[str, float]:
 def policy_seconds(report: StepReport) -> float:
     """Seconds that the first policy worker computed in the rollout."""
     policy = report.stages["rollout"][0]
-    return policy.seconds - policy.seconds_waiting
+    return float(policy.seconds - policy.seconds_waiting)
 
 
 def exchange_overhead(report: StepReport) -> float:
     """Seconds per exchange beyond the simulators' and the policy's own time."""
     env = report.stages["env"][0]
     own = env.result.simulator_seconds + policy_seconds(report)
-    return (env.seconds - own) / env.items_in
+    return float((env.seconds - own) / env.items_in)
 
 
 def checkpoint_blocking(groups: Groups, config: EmbodiedConfig) -> float:
@@ -147,6 +156,7 @@ def proportional_memory() -> float:
 
 def stock_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
     """A function that makes MetaWorld's own environment, as its documentation does."""
+    train = training_env(config)
 
     def make() -> Any:
         import gymnasium
@@ -154,9 +164,9 @@ def stock_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
 
         return gymnasium.make(
             "Meta-World/MT1",
-            env_name=config.env.train.options["task"],
+            env_name=train.options["task"],
             seed=number,
-            max_episode_steps=config.env.train.max_episode_steps,
+            max_episode_steps=train.max_episode_steps,
         )
 
     return make
@@ -164,19 +174,19 @@ def stock_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
 
 def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
     """A function that makes one environment of the recipe for Stable-Baselines3."""
+    train = training_env(config)
 
     def make() -> Any:
         import gymnasium
-        from gymnasium import spaces
 
         from rlinf.envs.base import REGISTRY
 
-        class Flat(gymnasium.Wrapper):  # type: ignore[type-arg]
+        class Flat(gymnasium.Wrapper[Any, Any, Any, Any]):
             """The adapter's states as a plain Box, with the recipe's step limit."""
 
             def __init__(self, env: Any) -> None:
                 super().__init__(env)
-                self.observation_space: spaces.Box = env.observation_space["states"]
+                self.observation_space = env.observation_space["states"]
                 self.episode, self.steps = 0, 0
 
             def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
@@ -190,13 +200,13 @@ def gym_environment(config: EmbodiedConfig, number: int) -> Callable[[], Any]:
             def step(self, action: Any) -> Any:
                 observation, reward, terminated, truncated, info = self.env.step(action)
                 self.steps += 1
-                if config.env.train.ignore_terminations:
+                if train.ignore_terminations:
                     terminated = False
-                truncated = truncated or self.steps >= config.env.train.max_episode_steps
+                truncated = truncated or self.steps >= train.max_episode_steps
                 return observation["states"].copy(), float(reward), terminated, truncated, info
 
-        adapter = REGISTRY.load(config.env.train.type)
-        return Flat(adapter(config.env.train.adapter_options))
+        adapter: Any = REGISTRY.load(train.type)
+        return Flat(adapter(train.adapter_options))
 
     return make
 
@@ -281,7 +291,7 @@ def throughput(config: EmbodiedConfig, seconds: float, *, peer: bool) -> dict[st
 def beside_sb3(config: EmbodiedConfig, seconds: float, training: float) -> dict[str, float]:
     """Stable-Baselines3's whole training beside ours, on either MetaWorld class."""
     names = {"sb3": "Stable-Baselines3"}
-    if config.env.train.type == "metaworld":
+    if training_env(config).type == "metaworld":
         names["sb3_stock"] = "the same, MetaWorld's class"
     rows = {}
     for key, name in names.items():
@@ -301,7 +311,7 @@ def our_time_to_success(config: EmbodiedConfig, seed: int) -> tuple[float, int]:
     config = config.model_copy(update={"seed": seed})
     episodes = EpisodeEvaluator(config).spec("periodic").episodes
     seconds, interval = 0.0, max(1, config.evaluation.interval)
-    with Groups(Embodied(config, Path())) as groups:
+    with tempfile.TemporaryDirectory() as place, Groups(Embodied(config, Path(place))) as groups:
         for step in range(config.training_steps):
             begin = time.perf_counter()
             groups.start_step(step, synchronise=True).wait()

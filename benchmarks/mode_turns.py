@@ -5,6 +5,7 @@ Two of them may have their turns at once.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import statistics
@@ -135,20 +136,20 @@ def _serve(setting: Setting, directory: Path, link: Any) -> None:
     taken = Taken(recorder=trial_recorder(label, config, task.flow))
     assert taken.recorder is not None
     with RunDirectory.create(directory.parent, "turns", path=directory) as place:
-        steps = Run(task, config, place, threading.Event()).rehearse(10**9)
-        while (count := _asked(link)) is not None:
-            for number in range(count):
-                warm = len(taken.metrics) >= WARM_UP_STEPS
-                begin = time.perf_counter()
-                report, metrics = next(steps)
-                seconds = time.perf_counter() - begin
-                taken.metrics.append(metrics)
-                if not warm or number:
-                    taken.recorder.observe(report, seconds)
-                if warm and number:
-                    taken.seconds.append(seconds)
-            link.send(None if count else taken)
-        steps.close()
+        run = Run(task, config, place, threading.Event())
+        with contextlib.closing(run.rehearse(10**9)) as steps:
+            while (count := _asked(link)) is not None:
+                for number in range(count):
+                    warm = len(taken.metrics) >= WARM_UP_STEPS
+                    begin = time.perf_counter()
+                    report, metrics = next(steps)
+                    seconds = time.perf_counter() - begin
+                    taken.metrics.append(metrics)
+                    if not warm or number:
+                        taken.recorder.observe(report, seconds)
+                    if warm and number:
+                        taken.seconds.append(seconds)
+                link.send(None if count else taken)
 
 
 def _asked(link: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,6 +134,22 @@ def reasoning() -> Workload:
             AUTO: {SLOTS_KEY: SLOTS, "cluster.runtime": "ray", "cluster.plan": "auto"},
         },
     )
+
+
+def small(workload: Workload) -> Workload:
+    """The same modes with so little work that steps say nothing about speed."""
+    recipe = copy.deepcopy(workload.recipe)
+    if "env" in recipe:
+        recipe["rollout"]["steps"] = 16
+        recipe["env"]["train"]["max_episode_steps"] = 16
+        recipe["actor"] |= {"global_batch_size": 16, "micro_batch_size": 4}
+        if "channels" in recipe["model"]:
+            recipe["model"]["channels"] = [8, 8, 8]
+    else:
+        recipe["rollout"] |= {"prompts": 4, "group_size": 2, "sampling": {"max_new_tokens": 8}}
+        recipe["reward"]["functions"]["answer"] |= {"max_length": 8, "cache_length": 4}
+        recipe["actor"]["n_minibatches"] = 2
+    return Workload(recipe, workload.modes)
 
 
 WORKLOADS = {"rendering": rendering, "chunks": chunks, "reasoning": reasoning}

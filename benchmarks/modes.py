@@ -53,7 +53,7 @@ from typing import Any
 
 import yaml
 from mode_turns import Setting, Taken, Turns
-from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload
+from mode_workloads import AUTO, SEQUENTIAL, SLOTS, WORKLOADS, Workload, small
 from predictions import Prediction, prediction, summary
 
 from rlinf.cli.tasks import read_config
@@ -128,9 +128,9 @@ class Found:
     predictions: dict[str, list[Prediction]] = field(default_factory=lambda: defaultdict(list))
 
 
-def measure(name: str, steps: int, rounds: int) -> dict[str, Any]:
+def measure(name: str, workload: Workload, steps: int, rounds: int) -> dict[str, Any]:
     """Run every mode of a workload several times and print what came of it."""
-    workload, found = WORKLOADS[name](), Found()
+    found = Found()
     with tempfile.TemporaryDirectory() as temporary:
         recipe = Path(temporary) / f"{name}.yaml"
         recipe.write_text(yaml.safe_dump(workload.recipe, sort_keys=False))
@@ -322,11 +322,15 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], default=[])
     parser.add_argument("--steps", type=int, default=12, help="measured steps of each mode")
     parser.add_argument("--rounds", type=int, default=3, help="times that everything is repeated")
+    parser.add_argument("--small", action="store_true", help="as a trial of the program itself")
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "modes.json")
     arguments = parser.parse_args()
+    workloads = {name: WORKLOADS[name]() for name in arguments.workloads or WORKLOADS}
+    if arguments.small:
+        workloads = {name: small(workload) for name, workload in workloads.items()}
     found = {
-        name: measure(name, arguments.steps, arguments.rounds)
-        for name in arguments.workloads or WORKLOADS
+        name: measure(name, workload, arguments.steps, arguments.rounds)
+        for name, workload in workloads.items()
     }
     if len(found) > 1:
         print("all workloads:")

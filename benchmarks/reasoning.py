@@ -30,6 +30,7 @@ import statistics
 import string
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,7 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
         for step in range(WARM + steps):
             step_begin = time.perf_counter()
             prompts = {"rollout": {"slots": PROMPTS, "prompts": loader.take(PROMPTS)}}
-            report = groups.start_step(
-                step, synchronise=True, draw=lambda prompts=prompts: prompts
-            ).wait()
+            report = groups.start_step(step, synchronise=True, draw=partial(dict, prompts)).wait()
             if step == 0:
                 start = time.perf_counter() - begin
             if step >= WARM:
@@ -282,11 +281,12 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
             arguments.slots,
         )
         rounds = [one_round(arguments, config, texts, lengths) for _ in range(arguments.rounds)]
-    mine, bare, peer = (middle(rounds, side) for side in ("ours", "floor", "trl"))
-    own, others = (
-        [found[side]["seconds"] / found["ours"]["seconds"] for found in rounds]
-        for side in ("floor", "trl")
-    )
+    medians = {side: middle(rounds, side) for side in rounds[0]}
+    ratios = {
+        side: [found[side]["seconds"] / found["ours"]["seconds"] for found in rounds]
+        for side in medians
+    }
+    mine, floored = medians["ours"], statistics.median(ratios["floor"])
     sequences = PROMPTS * GROUP
     where = f"{arguments.slots} slots" if arguments.slots > 1 else "one process"
     shortest, longest = arguments.prompt
@@ -295,13 +295,16 @@ def measure(arguments: argparse.Namespace, lengths: str) -> dict[str, Any]:
         f"tokens, engine {arguments.engine}, {where}"
     )
     print(f"ours    {mine['seconds']:7.2f} s  {mine['tokens']:5.1f} tokens per completion")
-    print(f"floor   {bare['seconds']:7.2f} s  ours / floor {1 / statistics.median(own):5.2f}")
-    tokens = f"{peer['tokens']:5.1f} tokens per completion"
-    print(f"TRL     {peer['seconds']:7.2f} s  {tokens}, {peer['threads']:.0f} threads")
-    every = ", ".join(f"{ratio:.2f}" for ratio in others) if len(others) > 1 else ""
-    print(f"        completions per second, ours / TRL {statistics.median(others):5.2f}  {every}")
+    print(f"floor   {medians['floor']['seconds']:7.2f} s  ours / floor {1 / floored:5.2f}")
+    if "trl" in medians:
+        peer, others = medians["trl"], ratios["trl"]
+        tokens = f"{peer['tokens']:5.1f} tokens per completion"
+        print(f"TRL     {peer['seconds']:7.2f} s  {tokens}, {peer['threads']:.0f} threads")
+        every = ", ".join(f"{ratio:.2f}" for ratio in others) if len(others) > 1 else ""
+        middling = statistics.median(others)
+        print(f"        completions per second, ours / TRL {middling:5.2f}  {every}")
     print(f"start to the end of our first step {mine['start']:.1f} s", flush=True)
-    return {"lengths": lengths, "ours": mine, "floor": bare, "trl": peer, "ratios": others}
+    return {"lengths": lengths, **medians, "ratios": ratios.get("trl", [])}
 
 
 def one_round(
@@ -310,7 +313,7 @@ def one_round(
     """Every side once; of TRL's thread settings the better one."""
     found = {"ours": ours(config, arguments.steps)}
     found["floor"] = {"seconds": floor(config, arguments.steps)}
-    for threads in sorted({1, os.cpu_count() or 1}):
+    for threads in () if arguments.no_peer else sorted({1, os.cpu_count() or 1}):
         torch.set_num_threads(threads)
         peer = trl(config.model, texts, lengths, arguments.steps) | {"threads": threads}
         if "trl" not in found or peer["seconds"] < found["trl"]["seconds"]:
@@ -337,6 +340,7 @@ def main() -> None:
     parser.add_argument(
         "--prompt", type=int, nargs=2, default=(8, 16), metavar=("MIN", "MAX"), help="tokens"
     )
+    parser.add_argument("--no-peer", action="store_true", help="ours and the floor alone")
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "reasoning.json")

@@ -78,11 +78,11 @@ def outcome_of(run: Path, first: Path | None = None) -> Outcome:
         before = math.nan if first is None else outcome_of(first).after[0]
         return Outcome(before, (result.success_rate, *result.interval), int(steps), seconds)
     validations = sorted((run / "evaluations").glob("validation_step_*.json"))
-    first, last = (
+    begun, ended = (
         TextEvaluationResult.load(path).estimate("pass@1")
         for path in (validations[0], validations[-1])
     )
-    return Outcome(first.value, (last.value, last.low, last.high), int(steps), seconds)
+    return Outcome(begun.value, (ended.value, ended.low, ended.high), int(steps), seconds)
 
 
 def table(runs: list[Path], firsts: list[Path], level: float, gain: float | None) -> None:

@@ -35,6 +35,7 @@ import statistics
 import sys
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,7 +81,8 @@ def _trainer(hidden: int, layers: int) -> Any:
 
 def _rank(rank: int, port: int, arguments: argparse.Namespace, results: Any) -> None:
     torch.set_num_threads(1)
-    store = torch.distributed.TCPStore("127.0.0.1", port, is_master=rank == 0)
+    library: Any = torch.distributed
+    store = library.TCPStore("127.0.0.1", port, is_master=rank == 0)
     ranks = JoiningRanks(rank, 2, store=store, timeout_s=120)
     built, parameters = _trainer(arguments.hidden, arguments.layers)
     trainer = MovableTrainer(built, keep=rank == 0)
@@ -207,9 +209,7 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
         while (step := _next_step(link)) is not None:
             drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
-            report = groups.start_step(
-                step, synchronise=True, draw=lambda drawn=drawn: drawn
-            ).wait()
+            report = groups.start_step(step, synchronise=True, draw=partial(dict, drawn)).wait()
             seconds = time.perf_counter() - begin
             found = dict(report.results("actor")[0])
             made = found.pop("choices", [])
@@ -244,7 +244,7 @@ def _take_turns(configs: dict[str, ReasoningConfig], steps: int) -> dict[str, di
         processes.append(context.Process(target=_serve, args=(config, end)))
         processes[-1].start()
         end.close()  # so that the end of the process is seen here
-    pids = {mode: process.pid for mode, process in zip(configs, processes, strict=True)}
+    pids = {mode: int(process.pid or 0) for mode, process in zip(configs, processes, strict=True)}
     try:
         for step in range(steps + 2):
             order = list(configs) if step % 2 else list(reversed(configs))
@@ -326,7 +326,7 @@ def _difference(found: dict[str, dict[str, list[Any]]]) -> float:
     names = ("actor/loss", "actor/grad_norm", "rollout/rewards", "tokens")
     pairs = zip(found["rescaled"]["metrics"], found["collocated"]["metrics"], strict=True)
     return max(
-        abs(one[name] - other[name]) / max(abs(other[name]), 1e-3)
+        abs(float(one[name]) - float(other[name])) / max(abs(float(other[name])), 1e-3)
         for one, other in pairs
         for name in names
         if name in one

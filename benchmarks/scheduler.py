@@ -162,7 +162,7 @@ def messages(cluster: Cluster, count: int) -> None:
         answering = group.execute_on(1).pong(out, back, count)
         (seconds,) = group.execute_on(0).ping(out, back, count).wait()
         answering.wait()
-        return statistics.median(seconds[count // 10 :])
+        return float(statistics.median(seconds[count // 10 :]))
 
     queues = Queue(), Queue()
     ours = ping_pong(Channel.create("out"), Channel.create("back"))

@@ -340,7 +340,7 @@ def vector(seconds: float) -> dict[str, Any]:
         ours = count * envs / (time.perf_counter() - begin)
     peer = gymnasium.make_vec(name, num_envs=envs, vectorization_mode="async")
     peer.reset(seed=0)
-    zeros = np.zeros(peer.action_space.shape, np.float32)
+    zeros = np.zeros((envs, actions.shape[-1]), np.float32)
     count, begin = 0, time.perf_counter()
     while time.perf_counter() - begin < seconds:
         peer.step(zeros)

@@ -68,7 +68,7 @@ def observations(rows: int) -> dict[str, Tensor]:
 
 def build(name: str, path: Path | None) -> Policy:
     source = {"preset": "tiny"} if path is None else {"path": path}
-    section = Component(REGISTRY).section({"type": name, **source, **MODELS[name]})
+    section: Any = Component(REGISTRY).section({"type": name, **source, **MODELS[name]})
     policy: Policy = section.build(SPEC, value_dim=0, seed=0).eval()
     return policy
 
@@ -171,9 +171,7 @@ def pixels_rows(rows: int, turns: int) -> Iterator[tuple[str, str]]:
             planes = given.permute(0, 3, 1, 2).float()
             return functional.interpolate(planes, size=size, mode="bilinear")
 
-        mine, its, compared = in_turns(
-            lambda given=pictures, side=side: square_pixels(given, side), resize, turns
-        )
+        mine, its, compared = in_turns(partial(square_pixels, pictures, side), resize, turns)
         yield (
             f"pixels: {height} x {width} to {side}, beside torch's resize",
             f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   ratio {compared:.3f}",

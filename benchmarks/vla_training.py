@@ -28,7 +28,7 @@ from torch import Tensor
 ROOT = Path(__file__).resolve().parents[1]
 ROWS, TOKENS, VOCABULARY, IMAGE, HORIZON, ACTIONS, STATES = 16, 6, 64, 56, 8, 7, 8
 CHANNELS, LEVELS = (16, 32, 64, 64), (64, 128)
-WARM, COUNTED = 5, 40
+WARM = 5
 
 
 def batch() -> dict[str, Tensor]:
@@ -242,7 +242,7 @@ MODELS = {
 }
 
 
-def measure(side: str, model: str) -> None:
+def measure(side: str, model: str, steps: int) -> None:
     """Print optimizer steps of one side per second, and per one of the processor, and the numbers
     that it trains."""
     torch.set_num_threads(1)
@@ -250,19 +250,19 @@ def measure(side: str, model: str) -> None:
     for _ in range(WARM):
         step()
     begun, worked = time.perf_counter(), time.process_time()
-    for _ in range(COUNTED):
+    for _ in range(steps):
         step()
     seconds, worked = time.perf_counter() - begun, time.process_time() - worked
     numbers = sum(parameter.numel() for parameter in policy.parameters())
-    print(COUNTED / seconds, COUNTED / worked, numbers)
+    print(steps / seconds, steps / worked, numbers)
 
 
 # -- turns --------------------------------------------------------------------------------------
 
 
-def turn(python: str, side: str, model: str) -> tuple[float, float, int]:
+def turn(python: str, side: str, model: str, steps: int) -> tuple[float, float, int]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    command = [python, __file__, "--side", side, "--model", model]
+    command = [python, __file__, "--side", side, "--model", model, "--steps", f"{steps}"]
     found = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     if found.returncode:
         sys.exit(f"{side} failed:\n{found.stderr[-2000:]}")
@@ -275,17 +275,18 @@ def main() -> None:
     parser.add_argument("--lerobot", metavar="PYTHON", help="of an environment with lerobot")
     parser.add_argument("--model", choices=list(MODELS), default="pi0")
     parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=40, help="measured ones of a turn")
     parser.add_argument("--side", choices=["ours", "lerobot"], help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.side:
-        measure(arguments.side, arguments.model)
+        measure(arguments.side, arguments.model, arguments.steps)
         return
     if arguments.lerobot is None:
         parser.error("--lerobot is missing")
     pairs = []
     for _ in range(arguments.turns):
-        *mine, own = turn(sys.executable, "ours", arguments.model)
-        *its, theirs = turn(arguments.lerobot, "lerobot", arguments.model)
+        *mine, own = turn(sys.executable, "ours", arguments.model, arguments.steps)
+        *its, theirs = turn(arguments.lerobot, "lerobot", arguments.model, arguments.steps)
         if abs(own - theirs) > 2 * VOCABULARY * 32:  # its expert has a head that nothing reads
             sys.exit(f"the networks are of different sizes: {own:,} and {theirs:,} numbers")
         pairs.append((mine, its))

@@ -59,7 +59,10 @@ def evaluate(
             raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
         _evaluate_recipe(source, overrides or [], dry_run=dry_run)
         return
-    path = run_given(source, ["--dry-run"] if dry_run else [])
+    from rlinf.config.load import recipe_names
+
+    benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]
+    path = run_given(source, ["--dry-run"] if dry_run else [], benchmarks)
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")

@@ -54,6 +54,7 @@ def record(
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
     check_writable(out, "--out")
     from rlinf.cli.tasks import read_config, task_of_run
+    from rlinf.config.load import recipe_names
     from rlinf.config.validate import check
 
     actor, name = None, "expert"
@@ -63,7 +64,7 @@ def record(
         check(config, loaded, section="env")  # what it learns from may not be there yet
         from rlinf.runners.record import record as play
     else:
-        path = _find_run(source, overrides)
+        path = run_given(source, overrides, recipe_names())
         task = task_of_run(path)
         _require_simulator(task.config_class, source)
         from rlinf.runners.record import policy_of
@@ -79,18 +80,6 @@ def record(
     )  # fmt: skip
     say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
         f"rlinf {'data show' if write else 'check demonstrations'} {out}")  # fmt: skip
-
-
-def _find_run(source: str, overrides: list[str] | None) -> Path:
-    """The run or checkpoint that is named; where there is none, says which recipes there are."""
-    try:
-        return run_given(source, overrides)
-    except ConfigError as error:
-        if overrides:
-            raise
-        from rlinf.config.load import nearest_recipes
-
-        raise ConfigError(f"{error}. Nor is it a recipe; {nearest_recipes(source)}") from error
 
 
 def _require_simulator(config_class: type, source: str) -> None:

@@ -23,6 +23,7 @@ from gymnasium import spaces
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
+from rlinf.envs.observation_names import present
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -48,6 +49,7 @@ _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
+    key = present(key)
     if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
         return np.float32
     if key in (*_PICTURES, INSTRUCTION_KEY) or re.fullmatch(r"images\.\w+", key):
@@ -140,6 +142,9 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     (bool) are read when present. An action is a float32 array [A] for ``Box`` and an ``int`` for
     ``Discrete``.
     """
+
+    observation_steps: ClassVar[int] = 1
+    """Of how many successive steps the observations are shown, see :mod:`rlinf.envs.successive`."""
 
     task_id: int = 0
     """Which of ``task_descriptions`` holds now; it may change at a reset, and within an episode."""

@@ -84,6 +84,7 @@ class CalvinEnv(SimulatorEnv):
         disk_mb=630,
         licence="MIT; robot description Apache-2.0",
         source="a checkout of github.com/mees/calvin with its submodule calvin_env",
+        source_folders=("calvin_env", "calvin_models"),
     )
     skips_observations = True
     never_black = ("main_images",)

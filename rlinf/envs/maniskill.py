@@ -107,7 +107,10 @@ class ManiSkillEnv(SimulatorEnv):
         super().__init__(options)
         _import_mani_skill(draws=options.images)
         import gymnasium
+        import torch
 
+        # Nothing differentiates a step, and a tensor that keeps no account of it is cheaper.
+        self._plain = torch.inference_mode
         size = options.image_size
         self._mode = "rgb+state" if options.images else "state"
         made: Any = gymnasium.make(
@@ -122,7 +125,8 @@ class ManiSkillEnv(SimulatorEnv):
         )
         self._env = made.unwrapped
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
-        self._seen, _ = self._env.reset(seed=0)
+        with self._plain():
+            self._seen, _ = self._env.reset(seed=0)
         states = self._states().shape
         parts: dict[str, spaces.Space[Any]] = {
             "states": spaces.Box(-np.inf, np.inf, states, np.float32)
@@ -153,13 +157,15 @@ class ManiSkillEnv(SimulatorEnv):
         self._env._obs_mode = self._mode
         # What earlier contacts left in the physics must not show in this episode.
         anew = {"reconfigure": self.options.own_scenes}
-        self._seen, _ = self._env.reset(seed=seed, options=anew)
+        with self._plain():
+            self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
         self._env._obs_mode = "state"
-        self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
+        with self._plain():
+            self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
         flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
         return float(reward), bool(terminated), False, flags
 
@@ -167,7 +173,8 @@ class ManiSkillEnv(SimulatorEnv):
         """Return states and picture of the present state."""
         if self.options.images:
             self._env._obs_mode = self._mode
-            self._seen = self._env.get_obs()
+            with self._plain():
+                self._seen = self._env.get_obs()
         return self._observation()
 
     def render(self) -> Any:

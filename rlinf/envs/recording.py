@@ -9,6 +9,7 @@ import numpy as np
 from rlinf.data.demonstrations import Demonstration
 from rlinf.envs.base import REGISTRY, Observation
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.observation_names import without_earlier
 from rlinf.envs.results import EpisodeRecord, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
@@ -109,7 +110,8 @@ def record_episodes(
             step = env.chunk_step(executed[:, None])
             for row, episode in enumerate(running):
                 if step.active[row]:
-                    seen = {key: array[row] for key, array in observations.items()}
+                    # Sets hold each observation once: those before it are the rows before.
+                    seen = {key: array[row] for key, array in without_earlier(observations).items()}
                     episode.append((seen, actions[row], float(step.rewards[row, 0])))
             for spoilt in np.flatnonzero(~step.valid):
                 running[spoilt].clear()
@@ -120,5 +122,5 @@ def record_episodes(
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over
             observations = step.observations
-        spec = env.env_spec
+        spec = env.env_spec.of_present()
     return spec, [kept[number] for number, _ in episodes if number in kept]

@@ -52,7 +52,10 @@ class Requirements:
     """Extra of this project that puts the simulator beside the trainer, where both get along."""
 
     source: str | None = None
-    """For a simulator without a package: what the folder given as ``--source`` must hold."""
+    """For a simulator without a package: what the folder given as ``--source`` must be."""
+
+    source_folders: tuple[str, ...] = ()
+    """Folders in it, by which one sees that it is."""
 
     assets: str = ""
     """What must be fetched after the packages, and how."""

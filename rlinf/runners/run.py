@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -351,7 +351,7 @@ class Run:
         self.groups.load_state(tree["workers"], checkpoint)
         self._under_way = deque(self.groups.restore_steps(tree["under_way"]))
 
-    def rehearse(self, steps: int) -> Iterator[tuple[StepReport, dict[str, float]]]:
+    def rehearse(self, steps: int) -> Generator[tuple[StepReport, dict[str, float]], None, None]:
         """Train so many steps, of which nothing is kept; what they reported, and their metrics.
 
         The reports of the first say how much memory was held; to watch it takes time.

@@ -71,6 +71,7 @@ class GSEnv(SimulatorBatch):
         disk_mb=9500,
         licence="MIT; ManiSkill Apache-2.0; assets their own",
         source="a checkout of github.com/chenkang455/ManiSkill-GS with its folder assets",
+        source_folders=("assets",),
         accelerator=True,
     )
 

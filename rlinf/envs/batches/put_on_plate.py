@@ -139,6 +139,7 @@ class PutOnPlateEnv(SimulatorBatch):
         licence="Apache-2.0; assets their own",
         variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
         source="a checkout of github.com/RLinf/RLinf",
+        source_folders=(FOLDER,),
         assets="`python -m mani_skill.utils.download_asset UID -y` of its environment for the UIDs "
         "bridge_v2_real2sim and widowx250s, and the data set RLinf/maniskill_assets of the Hugging "
         "Face hub as rlinf/envs/maniskill/assets of the checkout, or as options.assets",

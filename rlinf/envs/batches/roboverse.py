@@ -92,6 +92,7 @@ class RoboVerseEnv(SimulatorBatch):
         licence="Apache-2.0; assets their own",
         variables={"MUJOCO_GL": "egl"},
         source="a checkout of github.com/RoboVerseOrg/RoboVerse with metasim and roboverse_data",
+        source_folders=("metasim", "roboverse_data"),
     )
 
     def __init__(self, options: RoboVerseOptions, num_envs: int) -> None:

@@ -138,6 +138,7 @@ class BehaviorEnv(SimulatorBatch):
         disk_mb=8000,
         licence="MIT; Isaac Sim and the scenes under their own licences",
         source="a checkout of github.com/StanfordVL/BEHAVIOR-1K",
+        source_folders=("OmniGibson", "bddl3"),
         assets="Isaac Sim 4.5 from NVIDIA's index and the scenes, by that checkout's setup.sh",
         accelerator=True,
     )

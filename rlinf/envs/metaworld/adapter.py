@@ -130,6 +130,9 @@ class MetaWorldEnv(SimulatorEnv):
         # It says of nearly every task that its actions will be clipped, which is done below.
         warnings.filterwarnings("ignore", r"Constant\(s\) may be too high")
 
+        # They ask for more than the box holds, and say so each time; it is clipped below.
+        warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high")
+
         def act(observation: Observation) -> np.ndarray:
             policy = policies[int(observation.get(TASK_IDS, np.zeros(())))]
             action: np.ndarray = policy.get_action(observation["states"].astype(np.float64))

@@ -165,14 +165,18 @@ class EnvHost:
     def _run_chunk(self, row: int, actions: np.ndarray) -> None:
         """Execute ``actions`` [C, A] in ``row``, up to the end of the episode."""
         block, rules, env = self._block.arrays, self.rules, self._envs[row]
-        log, rewards, last = block["log"], block["rewards"], len(actions) - 1
+        log, rewards = block["log"], block["rewards"]
         steps, total = int(block["steps"][row]), float(block["episode_return"][row])
         success_once = bool(block["success_once"][row])
         fail_once = bool(block["fail_once"][row])
         success = terminated = truncated = False
         observation: Any = None
+        last = min(len(actions), rules.max_episode_steps - steps) - 1
+        blind = last - env.observation_steps  # up to here nothing is looked at
         for column, action in enumerate(actions):
-            observation, reward, ended, cut, info = self._step_env(env, action, blind=column < last)
+            observation, reward, ended, cut, info = self._step_env(
+                env, action, blind=column <= blind
+            )
             value = checked_reward(reward)
             log[row, steps] = action
             steps += 1

@@ -63,6 +63,7 @@ class DiffusionConfig(VisuomotorConfig):
 
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
+    reads_earlier = True
     type: Literal["diffusion"] = "diffusion"
     """Which policy this section configures."""
     denoising_steps: int = Field(default=10, ge=1)
@@ -79,8 +80,8 @@ class DiffusionConfig(VisuomotorConfig):
     prediction: Literal["epsilon", "sample"] = "epsilon"
     """What a model of random weights predicts: the noise, or the actions without it."""
     repeat_observation: bool = False
-    """Accept a published model of several successive observations, and let the present one stand
-    for those before it, as lerobot does at the begin of an episode."""
+    """Accept a published model of more successive observations than the environment shows
+    (`env.train.observation_steps`), and let the present one stand for those before it."""
 
     @property
     def normalised_by(self) -> Method:

@@ -18,6 +18,7 @@ from rlinf.envs.base import (
     require_picture_sizes,
 )
 from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
 
 TASKS = (
     "DrawTriangle-v1", "LiftPegUpright-v1", "PegInsertionSide-v1", "PickCube-v1",
@@ -56,6 +57,9 @@ CONTROL_MODES = {
 """How the robot of a task may be moved, by how the task's name begins; the first that fits."""
 
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
+_STATES = ("all", "robot")
+_NO_VULKAN = ("vk::", "rendering device")
+"""What SAPIEN says where it cannot draw."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,10 @@ class ManiSkillOptions:
 
     reward: str = "normalized_dense"
     """``normalized_dense`` (at most 1 a step), ``dense``, ``sparse`` (success) or ``none``."""
+
+    states: str = "all"
+    """What `states` holds: `all`, also where objects and goal are; or, beside pictures, what the
+    `robot` knows of itself, as in ManiSkill's own observations of pictures."""
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3] of the base camera."""
@@ -112,18 +120,29 @@ class ManiSkillEnv(SimulatorEnv):
         # Nothing differentiates a step, and a tensor that keeps no account of it is cheaper.
         self._plain = torch.inference_mode
         size = options.image_size
-        self._mode = "rgb+state" if options.images else "state"
-        made: Any = gymnasium.make(
-            options.task,
-            num_envs=1,
-            obs_mode=self._mode,
-            control_mode=options.control_mode,
-            reward_mode=options.reward,
-            sim_backend="physx_cpu",
-            render_backend="cpu" if options.images else "none",
-            sensor_configs={"width": size, "height": size},
-        )
+        self._mode = _mode(options)
+        try:
+            made: Any = gymnasium.make(
+                options.task,
+                num_envs=1,
+                obs_mode=self._mode,
+                control_mode=options.control_mode,
+                reward_mode=options.reward,
+                sim_backend="physx_cpu",
+                render_backend="cpu" if options.images else "none",
+                sensor_configs={"width": size, "height": size},
+            )
+        except RuntimeError as error:
+            if not options.images or not any(word in str(error) for word in _NO_VULKAN):
+                raise
+            raise ConfigError(
+                f"pictures need a Vulkan device, and there is none ({error}); nearest: a GPU, or "
+                "for the CPU mesa-vulkan-drivers 24.3 or newer, which Debian 12 has in "
+                "bookworm-backports; without pictures: false",
+                key="options.images",
+            ) from error
         self._env = made.unwrapped
+        self._flattened = importlib.import_module("mani_skill.utils.common").flatten_state_dict
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
         with self._plain():
             self._seen, _ = self._env.reset(seed=0)
@@ -148,6 +167,13 @@ class ManiSkillEnv(SimulatorEnv):
         begin = next(begin for begin in CONTROL_MODES if options.task.startswith(begin))
         require_known("control_mode", options.control_mode, CONTROL_MODES[begin])
         require_known("reward", options.reward, REWARDS)
+        require_known("states", options.states, _STATES)
+        if options.states == "robot" and not options.images:
+            raise ConfigError(
+                "without pictures nothing shows where objects are; nearest: all, or "
+                "options.images: true",
+                key="options.states",
+            )
         require_picture_sizes(options)
 
     def reset(
@@ -163,7 +189,8 @@ class ManiSkillEnv(SimulatorEnv):
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
-        self._env._obs_mode = "state"
+        # Where there are pictures, `observe` reads the states beside them.
+        self._env._obs_mode = "none" if self.options.images else "state"
         with self._plain():
             self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
         flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
@@ -188,7 +215,12 @@ class ManiSkillEnv(SimulatorEnv):
         self._env.close()
 
     def _states(self) -> np.ndarray:
-        states = self._seen["state"] if isinstance(self._seen, dict) else self._seen
+        seen = self._seen
+        if self._mode == "rgb":
+            parts = {name: seen[name] for name in ("agent", "extra")}
+            states = self._flattened(parts, use_torch=True)
+        else:
+            states = seen["state"] if isinstance(seen, dict) else seen
         found: np.ndarray = states[0].numpy().astype(np.float32)
         return found
 
@@ -197,6 +229,13 @@ class ManiSkillEnv(SimulatorEnv):
         if self.options.images:
             observation["main_images"] = self._seen["sensor_data"]["base_camera"]["rgb"][0].numpy()
         return observation
+
+
+def _mode(options: ManiSkillOptions) -> str:
+    """ManiSkill's name of what is observed."""
+    if not options.images:
+        return "state"
+    return "rgb+state" if options.states == "all" else "rgb"
 
 
 def _import_mani_skill(*, draws: bool) -> None:

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     require_known,
     require_package,
     require_picture_sizes,
@@ -146,13 +147,10 @@ class ManiSkillEnv(SimulatorEnv):
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
         with self._plain():
             self._seen, _ = self._env.reset(seed=0)
-        states = self._states().shape
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, states, np.float32)
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
-            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes["main_images"] = (size, size, 3)
+        self.observation_space = observation_space(shapes)
         low, high = (
             np.asarray(limit, np.float32)
             for limit in (self._env.single_action_space.low, self._env.single_action_space.high)

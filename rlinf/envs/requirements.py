@@ -5,13 +5,20 @@ Part of the env side: the standard library alone, under any interpreter from 3.8
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SOURCE_VARIABLE = "RLINF_SIMULATOR_SOURCE"
 """Tells an adapter where the folder given as ``--source`` is."""
 
 GPUS = "/proc/driver/nvidia/gpus"
 """Where the driver names its devices, which is read in an instant."""
+
+
+def source_folder() -> Path:
+    """Return the folder given as ``--source``, by default the present one."""
+    return Path(os.environ.get(SOURCE_VARIABLE, "."))
 
 
 @dataclass(frozen=True)

@@ -153,6 +153,23 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
     return beside
 
 
+def refuse_other_training(trained: EnvSpec, played: EnvSpec, *, key: str) -> None:
+    """Say, by a ConfigError with this key, how environments differ from those that a policy was
+    trained in, whose weights do not fit; nothing where they do not."""
+    theirs, own = _in_words(trained), _in_words(played)
+    if theirs != own:
+        raise ConfigError(
+            f"the policy was trained on {theirs}; the environments show {own}; nearest: an "
+            "environment like the first",
+            key=key,
+        )
+
+
+def _in_words(spec: EnvSpec) -> str:
+    seen = [f"{name} {list(shape)}" for name, shape in sorted(spec.observation_shapes.items())]
+    return f"{', '.join(seen)} ({len(spec.task_descriptions)} tasks), actions [{spec.action_dim}]"
+
+
 def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
     """What a policy must know of several simulators together, whose rows lie in one batch.
 

@@ -9,7 +9,13 @@ import pytest
 from gymnasium import spaces
 from pydantic import ValidationError
 
-from rlinf.envs.base import INSTRUCTION_KEY, SimulatorEnv, instruction_bytes, instruction_space
+from rlinf.envs.base import (
+    INSTRUCTION_KEY,
+    INSTRUCTION_SHAPE,
+    SimulatorEnv,
+    instruction_bytes,
+    observation_space,
+)
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.recording import record_episodes
 from rlinf.envs.successive import successive
@@ -81,8 +87,9 @@ class _Counting(SimulatorEnv):
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
-        box = spaces.Box(-np.inf, np.inf, (1,), np.float32)
-        self.observation_space = spaces.Dict({"states": box, INSTRUCTION_KEY: instruction_space()})
+        self.observation_space = observation_space(
+            {"states": (1,), INSTRUCTION_KEY: INSTRUCTION_SHAPE}
+        )
         self.action_space = spaces.Box(-1, 1, (1,), np.float32)
         self.steps = np.zeros(1, np.float32)
         self.looks = 0

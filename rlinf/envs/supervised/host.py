@@ -204,7 +204,8 @@ class EnvHost:
         if ended_now:
             block["terminated"][row] = terminated
             block["truncated"][row] = truncated
-            self._end_episode(row)
+            if self._end_episode(row):
+                self._begin_episode(row)
 
     def _with_task(self, observation: Any, row: int) -> Any:
         """The observation with the task that the env is in, where there are several."""
@@ -220,16 +221,18 @@ class EnvHost:
             return (None, *guarded(env.step_blind, given))
         return guarded(env.step, given)
 
-    def _end_episode(self, row: int) -> None:
+    def _end_episode(self, row: int) -> bool:
+        """Record the episode of ``row``; whether another one follows in it."""
         self._episodes.record(row, valid=True)
-        if self.rules.auto_reset or self.rules.episodes is not None:
+        follows = self.rules.auto_reset or self.rules.episodes is not None
+        if follows:
             self._block["final"][row] = True
             self._block["index"][row] += 1
             self._block["attempt"][row] = 0
-            self._begin_episode(row)
         else:
             self._observations.copy_row(self._finals, row)
             self._block["status"][row] = Status.ENDED
+        return follows
 
     def _begin_episode(self, row: int) -> None:
         """Reset the env of ``row`` into its next episode.

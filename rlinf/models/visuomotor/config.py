@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.config.component import illegal
+from rlinf.config.component import illegal, refuse_unused
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
 
@@ -95,6 +95,10 @@ class DiffusionConfig(VisuomotorConfig):
 
     @model_validator(mode="after")
     def _check_denoising(self) -> Self:
+        if self.method == "ddim":
+            refuse_unused(self, ["min_std", "random_steps"], without="method: ddpm")
+        if self.path is not None and self.prediction != "epsilon":
+            raise illegal("prediction", "the directory says which it is", hint="leave it out")
         if self.method == "ddpm" and not self.min_std and self.denoising_steps < 2:
             raise illegal(
                 "denoising_steps", "the last step is not random without min_std", hint="nearest: 2"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from rlinf.checkpoint.weights_file import require_weights
-from rlinf.config.component import illegal
+from rlinf.config.component import illegal, refuse_unused
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
@@ -222,6 +222,12 @@ class FlowConfig(VLAConfig):
         low, high = self.noise_bounds
         if not 0 < low < high:
             raise illegal("noise_bounds", f"are [{low}, {high}]", hint="0 < the first < the second")
+        if self.method not in ("flow_sde", "flow_cps"):
+            refuse_unused(self, ["noise_level"], without="method: flow_sde")
+        if self.method != "flow_noise":
+            refuse_unused(self, ["noise_bounds"], without="method: flow_noise")
+        if self.method == "ode":
+            refuse_unused(self, ["random_steps"], without="method: flow_sde")
         if self.method == "flow_cps" and self.denoising_steps < 2:
             raise illegal(
                 "denoising_steps", "the last step of flow_cps is not random", hint="nearest: 2"

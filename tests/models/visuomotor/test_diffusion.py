@@ -42,10 +42,12 @@ from .support import (
 STEPS, HORIZON = 4, 8
 NAMES = "fc53ccc055e62f362f89ec8f3ce8bfd951c4c7bfc78c6ee4c5525d9bd196d4e6"
 """What `make_parity.py names` prints for the published size, of all that is not computed."""
-GIVEN: dict[str, Any] = {
-    "num_action_chunks": 6, "denoising_steps": STEPS, "random_steps": "all", "min_std": 0,
+PLAIN: dict[str, Any] = {
+    "num_action_chunks": 6,
+    "denoising_steps": STEPS,
     "repeat_observation": True,
-}  # fmt: skip
+}
+GIVEN: dict[str, Any] = {**PLAIN, "random_steps": "all", "min_std": 0}
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +79,7 @@ def test_actions_are_those_of_the_original(
 
 
 def test_without_random_steps_they_are_those_of_its_other_scheduler(io: dict[str, Tensor]) -> None:
-    policy = published("diffusion", PARITY / "diffusion", **{**GIVEN, "method": "ddim"})
+    policy = published("diffusion", PARITY / "diffusion", **PLAIN, method="ddim")
     found = policy.sample(observed(io), {"start": io["start"]}).actions
     assert (io["acted"] - io["acted_ddim"]).abs().max() > 0.01
     torch.testing.assert_close(found, io["acted_ddim"], atol=1e-5, rtol=0)
@@ -166,7 +168,7 @@ def _successive(spec: Any) -> Any:
 
 
 def test_what_was_seen_before_is_read_as_the_original_does(io: dict[str, Tensor]) -> None:
-    given = {**GIVEN, "method": "ddim", "repeat_observation": False}
+    given = {**PLAIN, "method": "ddim", "repeat_observation": False}
     policy = published("diffusion", PARITY / "diffusion", _successive(PUBLISHED), **given)
     before = {
         f"{name}@1": each
@@ -205,6 +207,14 @@ def test_illegal_sections_name_the_nearest_legal_value() -> None:
     section = REGISTRY.load("diffusion")
     with pytest.raises(ValidationError, match="nearest: 2"):
         section(preset="tiny", denoising_steps=1, min_std=0)
+    for given in ({"min_std": 0.2}, {"random_steps": "all"}):
+        with pytest.raises(ValidationError, match="has no effect without method: ddpm"):
+            section(preset="tiny", method="ddim", **given)
+    with pytest.raises(ValidationError, match="the directory says which it is; leave it out"):
+        section(path="published", prediction="sample")
+    # As the configuration of a run has them, all keys written out.
+    section(path="published", prediction="epsilon")
+    section(preset="tiny", method="ddim", min_std=0.1, random_steps="one")
     with pytest.raises(ConfigError, match=r"9 is no multiple of 2.* nearest: 10"):
         tiny("diffusion", horizon=9)
 

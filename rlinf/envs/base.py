@@ -346,7 +346,7 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
         raise ConfigError(f"no {key} `{value}`; {did_you_mean(value, known)}", key=f"options.{key}")
 
 
-def require_within(key: str, value: int, low: int, high: int) -> None:
+def require_within(key: str, value: float, low: int, high: int) -> None:
     """Refuse an option below ``low`` or above ``high``.
 
     Raises:

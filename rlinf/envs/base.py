@@ -150,7 +150,7 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     """
 
     observation_steps: ClassVar[int] = 1
-    """Of how many successive steps the observations are shown, see :mod:`rlinf.envs.successive`."""
+    """Of how many successive steps the observations are shown; not an adapter's to say."""
 
     task_id: int = 0
     """Which of ``task_descriptions`` holds now; it may change at a reset, and within an episode."""

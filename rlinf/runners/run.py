@@ -112,6 +112,7 @@ class Run:
             self._progress.stop()
             if not self.interrupted:
                 self.task.conclude(self)
+            if not self.interrupted:  # else there may be something left to make up for
                 self.directory.note_end(self._end)
         return self.state
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationInfo, model_validator
@@ -15,9 +14,8 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
-from rlinf.config.component import Component, illegal
+from rlinf.config.component import Component, illegal, refuse_others
 from rlinf.config.registry import Registry, load_attribute
-from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
@@ -270,6 +268,20 @@ class PolicyConfig(AlgorithmConfig):
         raise illegal("loss_agg_length", reason, hint=hint)
 
     @model_validator(mode="after")
+    def _check_rows(self) -> Self:
+        mode = self.loss_agg_func
+        alike = mode == "seq-mean-token-mean" or (
+            mode == "seq-mean-token-sum" and self.entropy_type == "chunk_level"
+        )
+        if self.logprob_type == "chunk_level" and alike:
+            raise illegal(
+                "loss_agg_func",
+                f"{mode} has no effect with logprob_type: chunk_level, where a row is one term",
+                hint="nearest: token-mean, or logprob_type: action_level",
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_divergence(self) -> Self:
         for key, weight in (("kl_penalty_type", "kl_beta"), ("kl_reward_type", "kl_reward_beta")):
             if not getattr(self, weight):
@@ -321,15 +333,13 @@ class ClippedConfig(PolicyConfig):
 
 def refuse_unused(config: AlgorithmConfig, keys: Iterable[str], *, without: str) -> None:
     """Refuse keys with another value than their default, which have no effect ``without`` one."""
+    values = {}
     for key in keys:
         field = type(config).model_fields[key]
         defaults = _families(field).get("families")
-        if defaults and config.family is None:
-            continue  # not known yet
-        default = (defaults or {}).get(config.family, field.default)
-        if getattr(config, key) != default:
-            hint = f"write {without}, or leave it at {default}"
-            raise illegal(key, f"has no effect without {without}", hint=hint)
+        if not defaults or config.family is not None:  # else the default is not known yet
+            values[key] = (defaults or {}).get(config.family, field.default)
+    refuse_others(config, values, without=without)
 
 
 ALGORITHMS = {
@@ -350,23 +360,7 @@ ALGORITHMS = {
 """A package outside adds one by an entry point in the group ``rlinf.algorithms`` that names its
 config class."""
 
-_FORMER_GROUP = "rlinf.token_algorithms"
-
-
-class AlgorithmRegistry(Registry[AlgorithmConfig]):
-    """The algorithms; one that a package offers in a group that is not read is refused by name."""
-
-    def load(self, name: str) -> type[AlgorithmConfig]:
-        """See :meth:`Registry.load`."""
-        if name not in self.names() and entry_points(group=_FORMER_GROUP, name=name):
-            raise ConfigError(
-                f"algorithm `{name}` is offered in the entry-point group {_FORMER_GROUP}, which is "
-                "not read; its package must name it in rlinf.algorithms"
-            )
-        return super().load(name)
-
-
-REGISTRY = AlgorithmRegistry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)
+REGISTRY = Registry("algorithm", "rlinf.algorithms", ALGORITHMS, AlgorithmConfig)
 
 ActionAlgorithm = Annotated[AlgorithmConfig, FamilySection(REGISTRY, "actions")]
 """The algorithm section of a run that trains policies for actions."""

@@ -22,8 +22,8 @@ from rlinf.algorithms.base_config import (
     by_family,
     refuse_unused,
 )
+from rlinf.checkpoint.weights_file import require_weights
 from rlinf.config.component import illegal
-from rlinf.errors import ConfigError
 
 __all__ = ["AlgorithmConfig", "PolicyConfig"]
 
@@ -332,12 +332,7 @@ class DistillationConfig(PolicyConfig):
     def check(self) -> None:
         """Look for the teacher."""
         super().check()
-        if not self.teacher.expanduser().is_file():
-            raise ConfigError(
-                f"there is no file {self.teacher}; a run leaves its policy behind in "
-                "policy.safetensors of its directory",
-                key="teacher",
-            )
+        require_weights(self.teacher, key="teacher")
 
 
 class SoftActorCriticConfig(AlgorithmConfig):

@@ -51,13 +51,12 @@ def install(
     """Make the virtual environment of a simulator, from exact pins."""
     from rlinf.envs import installation
 
-    needs = installation.requirements_of(name)
-    if needs is not None:
-        say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
-        if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
-            typer.confirm("Install it?", abort=True)
+    needs = installation.check(name, source=source)
+    say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
+    if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
+        typer.confirm("Install it? (--yes does not ask)", abort=True)
     say(f"ready: {installation.install(name, with_packages=with_package or (), source=source)}")
-    if needs is not None and needs.assets:
+    if needs.assets:
         say(f"before it runs: {needs.assets}")
 
 

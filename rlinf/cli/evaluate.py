@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
 from rlinf.serving.server_address import require_server
+
+if TYPE_CHECKING:
+    from rlinf.cli.tasks import AnyTask
 
 
 def evaluate(
@@ -54,12 +58,12 @@ def evaluate(
     if is_recipe(source):
         options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare,
                    "--server": server}  # fmt: skip
-        given = [name for name, value in options.items() if value]
-        if given:
-            raise ConfigError(f"{given[0]} has no effect on a recipe; leave it out")
-        _evaluate_recipe(source, overrides or [], dry_run=dry_run)
+        _evaluate_recipe(source, overrides or [], options, dry_run=dry_run)
         return
-    path = run_given(source, ["--dry-run"] if dry_run else [])
+    from rlinf.config.load import recipe_names
+
+    benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]
+    path = run_given(source, ["--dry-run"] if dry_run else [], benchmarks)
     other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
@@ -68,15 +72,7 @@ def evaluate(
     if server is not None:
         require_serving("--server")
         require_server(server)
-
-    from rlinf.cli.tasks import require_training, task_of_run
-
-    task = task_of_run(path)
-    require_training(task, source)
-    if other is not None and task_of_run(other) is not task:
-        raise ConfigError("--compare: the two runs are of different tasks")
-    for each in [path, *([] if other is None else [other])] if overrides else []:
-        _check_changed(each, overrides or [])
+    task = _task_of(source, path, other, overrides or [])
 
     from rlinf.runners.evaluation import Server
     from rlinf.runners.evaluation import evaluate as evaluate_run
@@ -86,6 +82,19 @@ def evaluate(
         task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
         compare=other, server=through,
     )  # fmt: skip
+
+
+def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) -> AnyTask:
+    """The task of a run, which is that of the other one too; both may be changed so."""
+    from rlinf.cli.tasks import require_training, task_of_run
+
+    task = task_of_run(path)
+    require_training(task, source)
+    if other is not None and task_of_run(other) is not task:
+        raise ConfigError("--compare: the two runs are of different tasks")
+    for each in [path, *([] if other is None else [other])] if overrides else []:
+        _check_changed(each, overrides)
+    return task
 
 
 def _check_changed(path: Path, overrides: list[str]) -> None:
@@ -100,11 +109,16 @@ def _check_changed(path: Path, overrides: list[str]) -> None:
     check(config, recipe)
 
 
-def _evaluate_recipe(source: str, overrides: list[str], *, dry_run: bool) -> None:
-    """Run a recipe that only evaluates, in a run directory of its own."""
+def _evaluate_recipe(
+    source: str, overrides: list[str], options: Mapping[str, object], *, dry_run: bool
+) -> None:
+    """Run a recipe that only evaluates, in a run directory of its own; ``options`` are for runs."""
     from rlinf.cli.tasks import read_config
     from rlinf.config.validate import check
 
+    for name, value in options.items():
+        if value:
+            raise ConfigError(f"{name} has no effect on a recipe; leave it out")
     task, loaded, config = read_config(source, overrides)
     if task.trains:
         raise ConfigError(f"{source} is a recipe to train; use: rlinf train {shlex.quote(source)}")

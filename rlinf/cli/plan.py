@@ -74,25 +74,32 @@ def plan(
 
     task, loaded, config = read_config(recipe, overrides or [])
     require_training(task, recipe)
-    if limit is not None and not memory:
-        raise ConfigError("--limit has no effect without --memory")
-    if profile is not None and measure:
-        raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    alone = not (measure or profile or cluster or steps or lengths or timeline or save)
+    _check_together(measure=measure, profile=profile, memory=memory, alone=alone, limit=limit)
     given = None if profile is None else _read_profile(profile)
     bytes_there = None if limit is None else _bytes(limit)
     shape = None if cluster is None else parse_cluster_shape(cluster)
     check(config, loaded)
     if memory:
-        if measure or profile or cluster or steps or lengths or timeline or save:
-            raise ConfigError("--memory runs the recipe as it is placed; give it alone")
         _show_memory(task, config, bytes_there)
         return
     if save is not None:
         check_file_writable(save, "--save", "plan.yaml")
     asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
     found = _profile(task, config, loaded.short_name, measure=measure, given=given)
-    words = [recipe, *(overrides or [])]
-    _show_plan(task, config, found, shape, words, asked=asked, save=save)
+    _show_plan(task, config, found, shape, [recipe, *(overrides or [])], asked=asked, save=save)
+
+
+def _check_together(
+    *, measure: bool, profile: Path | None, memory: bool, alone: bool, limit: str | None
+) -> None:
+    """Refuse options that exclude each other."""
+    if limit is not None and not memory:
+        raise ConfigError("--limit has no effect without --memory")
+    if profile is not None and measure:
+        raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
+    if memory and not alone:
+        raise ConfigError("--memory runs the recipe as it is placed; give it alone")
 
 
 def _bytes(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -12,6 +12,9 @@ from rlinf.cli.run_paths import check_writable, is_recipe, run_given
 from rlinf.cli.screen import say
 from rlinf.cli.train import Overrides
 from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.envs.recording import Actor
 
 
 def record(
@@ -53,24 +56,9 @@ def record(
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
     check_writable(out, "--out")
-    from rlinf.cli.tasks import read_config, task_of_run
-    from rlinf.config.validate import check
-
-    actor, name = None, "expert"
-    if is_recipe(source, runs_first=False):
-        task, loaded, config = read_config(source, overrides or [])
-        _require_simulator(task.config_class, source)
-        check(config, loaded, section="env")  # what it learns from may not be there yet
-        from rlinf.runners.record import record as play
-    else:
-        path = _find_run(source, overrides)
-        task = task_of_run(path)
-        _require_simulator(task.config_class, source)
-        from rlinf.runners.record import policy_of
-        from rlinf.runners.record import record as play
-
-        config, actor, name = policy_of(task, path)
+    config, actor, name = _played(source, overrides)
     from rlinf.runners.record import lerobot_format
+    from rlinf.runners.record import record as play
 
     write = lerobot_format(pictures, fps) if form == "lerobot" else None
     found = play(
@@ -81,18 +69,23 @@ def record(
         f"rlinf {'data show' if write else 'check demonstrations'} {out}")  # fmt: skip
 
 
-def _find_run(source: str, overrides: list[str] | None) -> Path:
-    """The run or checkpoint that is named; where there is none, says which recipes there are."""
-    try:
-        return run_given(source, overrides)
-    except ConfigError as error:
-        if overrides:
-            raise
-        from rlinf.config.load import recipe_names
-        from rlinf.config.nearest import did_you_mean
+def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:
+    """The config that is played in, who acts (None: the simulator's expert), and their name."""
+    from rlinf.cli.tasks import read_config, task_of_run
+    from rlinf.config.load import recipe_names
+    from rlinf.config.validate import check
 
-        hint = did_you_mean(source, recipe_names())
-        raise ConfigError(f"{error}. Nor is it a recipe; {hint}") from error
+    if is_recipe(source, runs_first=False):
+        task, loaded, config = read_config(source, overrides or [])
+        _require_simulator(task.config_class, source)
+        check(config, loaded, section="env")  # what it learns from may not be there yet
+        return config, None, "expert"
+    path = run_given(source, overrides, recipe_names())
+    task = task_of_run(path)
+    _require_simulator(task.config_class, source)
+    from rlinf.runners.record import policy_of
+
+    return policy_of(task, path)
 
 
 def _require_simulator(config_class: type, source: str) -> None:

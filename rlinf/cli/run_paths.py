@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from rlinf.config.nearest import did_you_mean
+from rlinf.config.nearest import nearest_names
 from rlinf.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.yaml"
@@ -15,32 +15,40 @@ _MANIFEST = "manifest.json"
 _RUNS = Path("runs")
 
 
-def find_run(given: str) -> Path:
-    """Return the run directory that ``given`` names: a path, or a name below ``runs/``."""
+def find_run(given: str, recipes: Iterable[str] = ()) -> Path:
+    """Return the run directory that ``given`` names: a path, or a name below ``runs/``.
+
+    The error of one that is not there names the nearest run, or of ``recipes``, which might have
+    been meant instead.
+    """
     for path in (Path(given).expanduser(), _RUNS / given):
         if (path / CONFIG_FILE).is_file():
             return path.resolve()
     path = Path(given).expanduser()
     if path.is_dir():
         raise ConfigError(f"{given} is no run directory: it has no {CONFIG_FILE}")
-    raise ConfigError(f"no run '{given}'; {_hint(given)}")
+    raise ConfigError(f"no run '{given}'; {_hint(given, recipes)}")
 
 
-def find_run_or_checkpoint(given: str) -> Path:
+def find_run_or_checkpoint(given: str, recipes: Iterable[str] = ()) -> Path:
     """Return a run directory, or a checkpoint directory if ``given`` is one."""
     path = Path(given).expanduser()
     if (path / _MANIFEST).is_file():
         return path.resolve()
-    if path.is_dir() and path.resolve().parent.name == "checkpoints":
-        raise CheckpointError(f"{given} holds no complete checkpoint: it has no {_MANIFEST}")
-    return find_run(given)
+    if path.parent.name == "checkpoints" and path.parent.is_dir():
+        if path.is_dir():
+            raise CheckpointError(f"{given} holds no complete checkpoint: it has no {_MANIFEST}")
+        there = sorted(each.parent.name for each in path.parent.glob(f"*/{_MANIFEST}"))
+        raise CheckpointError(f"there is no {given}, but {', '.join(there) or 'none'}")
+    return find_run(given, recipes)
 
 
-def run_given(source: str, overrides: Sequence[str] | None) -> Path:
+def run_given(source: str, overrides: Sequence[str] | None, recipes: Iterable[str] = ()) -> Path:
     """The same, with whose configuration the command line changes nothing."""
+    path = find_run_or_checkpoint(source, recipes)
     if overrides:
         raise ConfigError(f"{overrides[0]} has no effect on a run: its configuration is fixed")
-    return find_run_or_checkpoint(source)
+    return path
 
 
 def is_recipe(source: str, *, runs_first: bool = True) -> bool:
@@ -57,11 +65,16 @@ def is_recipe(source: str, *, runs_first: bool = True) -> bool:
     return True
 
 
-def _hint(given: str) -> str:
-    names = [config.parent.relative_to(_RUNS).as_posix() for config in _RUNS.rglob(CONFIG_FILE)]
-    if not names:
-        return "give the path of a run directory, such as rlinf train prints at its start"
-    return did_you_mean(given, names)
+def _hint(given: str, recipes: Iterable[str]) -> str:
+    configs = sorted(_RUNS.rglob(CONFIG_FILE), key=lambda file: file.stat().st_mtime)
+    runs = [config.parent.relative_to(_RUNS).as_posix() for config in configs]
+    close = nearest_names(given, [*runs, *recipes], count=1)
+    if close:
+        kind = "" if close[0] in runs else "the recipe "
+        return f"did you mean {kind}`{close[0]}`?"
+    if runs:
+        return f"newest: {', '.join(runs[:-4:-1])}"
+    return "give the path of a run directory, such as rlinf train prints at its start"
 
 
 def check_new(directory: Path) -> None:

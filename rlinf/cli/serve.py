@@ -26,6 +26,23 @@ if TYPE_CHECKING:
 TOKEN_VARIABLE = "RLINF_SERVE_TOKEN"
 _FOLLOW_SECONDS = 2.0
 
+Renamed = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="THEIRS=OURS",
+        help="A name that clients use, such as observation/image=main_images; nothing behind "
+        "the sign leaves the entry out.",
+    ),
+]
+BlockSize = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Rows of every forward pass, filled up, so that answers do not depend on the "
+        "batch to the last bit; default: rollout.block_size of the run.",
+    ),
+]
+
 app = typer.Typer(no_args_is_help=True, help="Let others use what was trained.")
 
 
@@ -53,26 +70,12 @@ def policy(
     no_token: Annotated[
         bool, typer.Option("--no-token", help="Ask for none; only at a loopback address.")
     ] = False,
-    key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="THEIRS=OURS",
-            help="A name that clients use, such as observation/image=main_images; nothing behind "
-            "the sign leaves the entry out.",
-        ),
-    ] = None,
+    key: Renamed = None,
     batch: Annotated[int, typer.Option(min=1, help="Observations of a batch, at most.")] = 8,
     wait_ms: Annotated[
         float, typer.Option(min=0, help="How long a batch waits for other clients, at most.")
     ] = 2.0,
-    block_size: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            help="Rows of every forward pass, filled up, so that answers do not depend on the "
-            "batch to the last bit; default: rollout.block_size of the run.",
-        ),
-    ] = None,
+    block_size: BlockSize = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Take every newer checkpoint of the run.")
     ] = False,
@@ -82,17 +85,13 @@ def policy(
     debug: Debug = False,
 ) -> None:
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
-    if token is not None and no_token:
-        raise ConfigError(
-            f"--token, or {TOKEN_VARIABLE}, and --no-token exclude each other; leave one out"
-        )
-    if token is not None and not (token and token.isascii() and token.isprintable()):
-        raise ConfigError("--token must be printable ASCII, as it travels in a header")
+    _check_token(token, no_token=no_token)
     keys = dict(_renaming(each) for each in key or [])
     path = find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
     require_listening(host, port)
     task = _acting_task(source, path)
+    _check_keys(path, keys)
     if follow and path.parent.name == "checkpoints":
         raise ConfigError("--follow: a checkpoint does not change; give the run instead")
 
@@ -109,6 +108,26 @@ def policy(
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     _serve(task, path, settings, block_size, device, made=token is None)
+
+
+def _check_token(token: str | None, *, no_token: bool) -> None:
+    if token is not None and no_token:
+        raise ConfigError(
+            f"--token, or {TOKEN_VARIABLE}, and --no-token exclude each other; leave one out"
+        )
+    if token is not None and not (token and token.isascii() and token.isprintable()):
+        raise ConfigError("--token must be printable ASCII, as it travels in a header")
+
+
+def _check_keys(path: Path, keys: dict[str, str]) -> None:
+    """Refuse names of what the policy does not read, where its run says what it reads."""
+    from rlinf.runners.embodied_evaluation import written_spec
+    from rlinf.runners.evaluation import run_of
+    from rlinf.serving.requests import check_keys
+
+    spec = written_spec(run_of(path))
+    if spec is not None:
+        check_keys(spec, keys)
 
 
 def _acting_task(source: str, path: Path) -> AnyTask:

@@ -12,6 +12,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import CONFIG_FILE
+from rlinf.runners.evaluation import run_of
 from rlinf.runners.task import REGISTRY, Task
 
 AnyTask = type[Task[Any]]
@@ -40,8 +41,7 @@ def task_of_run(source: Path) -> AnyTask:
 
 def config_of_run(source: Path) -> Path:
     """Return the file of a run's configuration, from its directory or one of its checkpoints."""
-    run = source if (source / CONFIG_FILE).is_file() else source.parent.parent
-    return run / CONFIG_FILE
+    return run_of(source) / CONFIG_FILE
 
 
 def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, LoadedRecipe, Any]:

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.envs.observation_names import age, present
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,13 +43,18 @@ class AugmentationConfig(StrictModel):
     def applied(self, inputs: Mapping[str, Tensor], seed: int) -> dict[str, Tensor]:
         """Inputs [N, ...] in which pictures (uint8) vary; the same for the same seed.
 
-        What is drawn for a row does not depend on how a batch is divided afterwards.
+        What is drawn for a row does not depend on how a batch is divided afterwards, and is the
+        same for successive steps.
         """
         import torch
 
         generator, found = torch.Generator().manual_seed(seed), dict(inputs)
-        for name in sorted(inputs):
+        drawn: dict[str, Tensor] = {}
+        for name in sorted(inputs, key=lambda name: (present(name), age(name))):
             if inputs[name].dtype == torch.uint8 and inputs[name].dim() >= 4:
+                if age(name):
+                    generator.set_state(drawn[present(name)])
+                drawn[name] = generator.get_state()
                 found[name] = self._varied(inputs[name], generator)
         return found
 

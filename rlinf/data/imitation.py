@@ -5,11 +5,12 @@ A set is one of `rlinf record` or a LeRobot set; both become a :class:`Recorded`
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -17,15 +18,20 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
+from rlinf.config.reasons import show
 from rlinf.data.augmentation import AugmentationConfig
 from rlinf.data.demonstrations import Demonstrations, is_recorded
 from rlinf.data.lerobot.layout import ACTION, features_of, is_lerobot
 from rlinf.data.lerobot.pictures import Stacked
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
+from rlinf.envs.observation_names import earlier
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
 from rlinf.errors import ConfigError, in_section
+
+if TYPE_CHECKING:
+    from rlinf.envs.config import EnvConfig
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +44,26 @@ class Column(Protocol):
         """With N."""
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray: ...
+
+
+class Earlier:
+    """A column some steps before; the first row of an episode stands for those before it.
+
+    Args:
+        column: What the steps themselves show.
+        firsts: [N] int64, by row the first one of its episode.
+        steps: How long before.
+    """
+
+    def __init__(self, column: Column, firsts: np.ndarray, steps: int) -> None:
+        self._column, self._firsts, self._steps = column, firsts, steps
+        self.shape = column.shape
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        return self._column[np.maximum(rows - self._steps, self._firsts[rows])]
 
 
 @dataclass(frozen=True)
@@ -87,6 +113,23 @@ class Recorded:
         return replace(self, episodes=kept), replace(self, episodes=others)
 
 
+def _warn_of_other_options(path: Path, source: Mapping[str, Any], env: EnvConfig | None) -> None:
+    """Say how a set was recorded otherwise than ``env`` is made: by another camera, which nothing
+    else would tell."""
+    recorded = source.get("env")
+    if env is None or not recorded:
+        return
+    own = {"type": env.type, **asdict(env.adapter_options)}
+    theirs = {"type": recorded.get("type"), **recorded.get("options", {})}
+    other = [
+        f"{key} {show(told)} (env.train: {show(own.get(key))})"
+        for key, told in theirs.items()
+        if json.dumps(told) != json.dumps(own.get(key))
+    ]
+    if other:
+        log.warning("%s: recorded with %s", path, ", ".join(other))
+
+
 def refuse_none_left(held_out: int, count: int) -> None:
     """Refuse to hold out every episode of a set; ConfigError."""
     if held_out >= count:
@@ -131,12 +174,13 @@ class SetOptions(StrictModel):
                 )
         return len(self._chosen(path, _successes(found)))
 
-    def read(self, path: Path, spec: EnvSpec) -> Recorded:
+    def read(self, path: Path, spec: EnvSpec, env: EnvConfig | None = None) -> Recorded:
         """The episodes, as an environment of this spec shows things; ConfigError."""
-        path = path.expanduser()
+        path, steps, spec = path.expanduser(), spec.observation_steps, spec.of_present()
         with _of_path():
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
+                _warn_of_other_options(path, found.source, env)
                 columns, actions, rate = self._recorded(path, found, spec)
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
@@ -148,6 +192,7 @@ class SetOptions(StrictModel):
         self._refuse_other_rate(path, rate, spec)
         self._refuse_other_actions(path, actions, spec)
         chosen = self._chosen(path, _successes(found))
+        columns = _with_earlier(columns, steps, spans)
         return Recorded(columns, actions, tuple(spans[number] for number in chosen))
 
     def _chosen(self, path: Path, successes: Sequence[bool]) -> list[int]:
@@ -192,6 +237,8 @@ class SetOptions(StrictModel):
             log.warning("%s: not learnt from %s, which the environment does not show", path, names)
         columns = {name: each for name, each in found.observations.items() if name not in beside}
         texts = recorded.task_descriptions
+        if TASK_IDS not in columns and len(texts) == 1:
+            self._task(texts[0], spec)  # the set tells one task, which must be the environment's
         if TASK_IDS in columns and texts != spec.task_descriptions:
             numbers = columns[TASK_IDS].astype(np.int64)
             known = {int(number): self._task(texts[number], spec) for number in set(numbers)}
@@ -315,19 +362,38 @@ class DemonstrationsConfig(SetOptions):
                 count = each.check_set(each.path)
             refuse_none_left(self.held_out, count)
 
-    def build(self, spec: EnvSpec) -> tuple[list[Recorded], list[Recorded]]:
-        """What is trained on, and what validates; ConfigError where nothing is left."""
+    def build(
+        self, spec: EnvSpec, env: EnvConfig | None = None
+    ) -> tuple[list[Recorded], list[Recorded]]:
+        """What is trained on, and what validates; ConfigError where nothing is left.
+
+        Args:
+            spec: How the environment shows things.
+            env: How it was made; a line of the log says where a set was recorded otherwise.
+        """
         if self.path is not None:
-            found = [self.read(self.path, spec)]
+            found = [self.read(self.path, spec, env)]
         else:
             found = []
             for place, each in enumerate(self.sets):
                 with in_section(f"sets.{place}"):
-                    found.append(replace(each.read(each.path, spec), weight=each.weight))
+                    found.append(replace(each.read(each.path, spec, env), weight=each.weight))
         if not self.held_out:
             return found, []
         parts = [each.split(self.held_out) for each in found]
         return [kept for kept, _ in parts], [others for _, others in parts]
+
+
+def _with_earlier(
+    columns: Mapping[str, Column], steps: int, spans: Sequence[tuple[int, int]]
+) -> Mapping[str, Column]:
+    """Beside each observation those of the steps before it."""
+    firsts = np.repeat([first for first, _ in spans], [length for _, length in spans])
+    return {
+        earlier(key, back): Earlier(column, firsts, back) if back else column
+        for key, column in columns.items()
+        for back in range(1 if key in (TASK_IDS, INSTRUCTION_KEY) else steps)
+    }
 
 
 class _of_path:  # noqa: N801 - used as a function, as contextlib does

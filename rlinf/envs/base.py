@@ -13,8 +13,9 @@ import inspect
 import io
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, Dict  # noqa: UP035 - the env side runs under 3.8 as well
 
 import gymnasium
@@ -23,6 +24,7 @@ from gymnasium import spaces
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
+from rlinf.envs.observation_names import present
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -38,8 +40,7 @@ INSTRUCTION_KEY = "instruction"
 """The entry of an observation that holds what is to be done in words, where a simulator words it
 anew for every episode and no table can hold the texts: uint8 [256], see :func:`instruction_bytes`.
 """
-_INSTRUCTION_BYTES = 256
-
+INSTRUCTION_SHAPE = (256,)
 VECTORS = ("states", "proprioception")
 """Observations [D]; those of several simulators in one batch are padded with zeros."""
 _NO_PICTURES = "this simulator draws no pictures"
@@ -48,6 +49,7 @@ _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
+    key = present(key)
     if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
         return np.float32
     if key in (*_PICTURES, INSTRUCTION_KEY) or re.fullmatch(r"images\.\w+", key):
@@ -55,15 +57,21 @@ def observation_type(key: str) -> type[np.generic] | None:
     return None
 
 
-def instruction_space() -> spaces.Box:
-    """Return the space of the observation ``instruction``."""
-    return spaces.Box(0, 255, (_INSTRUCTION_BYTES,), np.uint8)
+def observation_space(shapes: Mapping[str, Sequence[int]]) -> spaces.Dict:
+    """Return the space of observations whose entries have these shapes, by their keys."""
+    parts: dict[str, spaces.Space[Any]] = {}
+    for key, shape in shapes.items():
+        if observation_type(key) is np.uint8:
+            parts[key] = spaces.Box(0, 255, tuple(shape), np.uint8)
+        else:
+            parts[key] = spaces.Box(-np.inf, np.inf, tuple(shape), np.float32)
+    return spaces.Dict(parts)
 
 
 def instruction_bytes(text: str) -> np.ndarray:
     """Return a text as uint8 [256]: UTF-8, zeros behind it; a longer one is cut."""
-    kept = text.encode()[:_INSTRUCTION_BYTES].decode(errors="ignore").encode()
-    return np.frombuffer(kept.ljust(_INSTRUCTION_BYTES, b"\0"), np.uint8)
+    kept = text.encode()[: INSTRUCTION_SHAPE[0]].decode(errors="ignore").encode()
+    return np.frombuffer(kept.ljust(INSTRUCTION_SHAPE[0], b"\0"), np.uint8)
 
 
 def instruction_text(given: np.ndarray) -> str:
@@ -140,6 +148,9 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     (bool) are read when present. An action is a float32 array [A] for ``Box`` and an ``int`` for
     ``Discrete``.
     """
+
+    observation_steps: ClassVar[int] = 1
+    """Of how many successive steps the observations are shown, see :mod:`rlinf.envs.successive`."""
 
     task_id: int = 0
     """Which of ``task_descriptions`` holds now; it may change at a reset, and within an episode."""
@@ -298,6 +309,17 @@ def quiet() -> Iterator[None]:
     """Drop what a simulator prints when it is imported or built."""
     with contextlib.redirect_stdout(io.StringIO()):
         yield
+
+
+def package_folder(module: str) -> Path:
+    """Return where a package lies, without importing it."""
+    found = importlib.util.find_spec(module)
+    return Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
+
+
+def spaced(name: str) -> str:
+    """Return ``PickPlaceCan`` as ``pick place can``."""
+    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()
 
 
 def require_package(name: str, needs: Requirements) -> None:

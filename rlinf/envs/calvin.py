@@ -23,12 +23,13 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     quiet,
     require_known,
     require_package,
     require_within,
 )
-from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.envs.requirements import Requirements, source_folder
 from rlinf.errors import ConfigError
 
 SCENES = ("calvin_scene_A", "calvin_scene_B", "calvin_scene_C", "calvin_scene_D")
@@ -84,6 +85,7 @@ class CalvinEnv(SimulatorEnv):
         disk_mb=630,
         licence="MIT; robot description Apache-2.0",
         source="a checkout of github.com/mees/calvin with its submodule calvin_env",
+        source_folders=("calvin_env", "calvin_models"),
     )
     skips_observations = True
     never_black = ("main_images",)
@@ -93,7 +95,7 @@ class CalvinEnv(SimulatorEnv):
 
     def __init__(self, options: CalvinOptions) -> None:
         super().__init__(options)
-        source = _source()
+        source = source_folder()
         with quiet():
             self._env, self._oracle = _build(source, options)
         self._all_cameras = self._env.cameras
@@ -103,13 +105,10 @@ class CalvinEnv(SimulatorEnv):
         self._chains = _chains(source)
         self._chain: list[str] = []
         self._done = self._steps = 0
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, (15,), np.float32)
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": (15,)}
         if options.images:
-            for key, (_, size) in _CAMERAS.items():
-                parts[key] = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes.update({key: (size, size, 3) for key, (_, size) in _CAMERAS.items()})
+        self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
     @classmethod
@@ -118,7 +117,7 @@ class CalvinEnv(SimulatorEnv):
         require_package("calvin", cls.requirements)
         require_known("scene", options.scene, SCENES)
         require_within("chain", options.chain, 1, 5)
-        source = _source()
+        source = source_folder()
         for part in ("calvin_env/calvin_env/envs/play_table_env.py", "calvin_models/conf"):
             if not (source / part).exists():
                 raise ConfigError(
@@ -186,10 +185,6 @@ class CalvinEnv(SimulatorEnv):
         self._start = self._env.get_info()
         self._steps = 0
         self.task_id = self._subtasks.index(self._chain[self._done])
-
-
-def _source() -> Path:
-    return Path(os.environ.get(SOURCE_VARIABLE, "."))
 
 
 def _build(source: Path, options: CalvinOptions) -> tuple[Any, Any]:

@@ -20,6 +20,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
+from rlinf.config.reasons import reason
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
@@ -44,6 +45,11 @@ class EnvConfig(StrictModel):
 
     max_episode_steps: int = Field(gt=0)
     """Primitive steps after which an episode is truncated."""
+
+    observation_steps: int = Field(default=1, ge=1, le=8)
+    """Successive steps of which the observations are shown: from 2 on there is `KEY@1` beside each
+    `KEY`, what it showed a step before, and so on; at the start of an episode the first one stands
+    for those before it. For policies that read several, as diffusion policies do (n_obs_steps)."""
 
     auto_reset: bool = True
     """Whether an env starts its next episode by itself when one ends."""
@@ -110,12 +116,15 @@ class EnvConfig(StrictModel):
             adapter = REGISTRY.load(self.type)
         except ConfigError as error:
             raise illegal("type", str(error)) from error
-        options = _validated_options(adapter.Options, self.options)
+        options = _validated_options(self.type, self.options)
         if not issubclass(adapter, SimulatorBatch):
             return self
         if adapter.begins_together(options) and not self.ignore_terminations:
             why = f"`{self.type}` begins all episodes of this task together, so none may end early"
             raise illegal("ignore_terminations", why, hint="write true")
+        if self.observation_steps > 1:
+            why = f"`{self.type}` steps a batch, of which the present observations alone are kept"
+            raise illegal("observation_steps", why, hint="nearest: 1")
         if self.leave_out_failing_tasks:
             why = f"`{self.type}` resets a batch together, so no task can be told from the others"
             raise illegal("leave_out_failing_tasks", why, hint="write false")
@@ -124,7 +133,7 @@ class EnvConfig(StrictModel):
     @cached_property
     def adapter_options(self) -> Any:
         """The options as the adapter's dataclass, defaults filled in."""
-        return _validated_options(REGISTRY.load(self.type).Options, self.options)
+        return _validated_options(self.type, self.options)
 
     def check(self) -> None:
         """Refuse, within a second and before anything starts, an env that cannot be built.
@@ -286,12 +295,16 @@ class TrainingEnvironments(Environments):
     """Training environments, over all env workers."""
 
 
-def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:
+def _validated_options(name: str, values: dict[str, Any]) -> Any:
     """Return the dataclass of an adapter; a list counts as a tuple, an integer as a float."""
-    known = [field.name for field in dataclasses.fields(options_class)]
+    options_class = REGISTRY.load(name).Options
+    known = _names(options_class)
     for key in values:
         if key not in known:
-            raise illegal(f"options.{key}", "unknown option", hint=did_you_mean(key, known))
+            hint = did_you_mean(key, known)
+            if _is_of_another(key):
+                hint = f"to drop those of another simulator: ~env.train.options; {hint}"
+            raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
         return pydantic.TypeAdapter(options_class).validate_json(
             pydantic.TypeAdapter(dict[str, Any]).dump_json(values), strict=True
@@ -299,6 +312,17 @@ def _validated_options(options_class: type[Any], values: dict[str, Any]) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("options", *first["loc"]))
-        raise illegal(where, first["msg"]) from error
+        why = reason(pydantic.BaseModel, where, first["input"], first, values)
+        raise illegal(where, why) from error
     except (TypeError, ValueError) as error:
         raise illegal("options", str(error)) from error
+
+
+def _names(options_class: type[Any]) -> list[str]:
+    return [field.name for field in dataclasses.fields(options_class)]
+
+
+def _is_of_another(key: str) -> bool:
+    """Whether some simulator has an option of this name."""
+    adapters = [each for _, each in REGISTRY.usable() if not isinstance(each, ConfigError)]
+    return any(key in _names(each.Options) for each in adapters)

@@ -142,6 +142,26 @@ def variables(name: str, python: str | None = None) -> dict[str, str]:
     return found
 
 
+def check(name: str, *, source: Path | None = None) -> Requirements:
+    """Return what an env type needs, after refusing what :func:`install` cannot begin with."""
+    needs = requirements_of(name)
+    if needs is None:
+        raise ConfigError(f"env type `{name}` needs no environment of its own")
+    if (found := status(name)).state is State.UNFIT:
+        raise ConfigError(f"env type `{name}` {found.state}: {found.detail}", key="type")
+    if source and not needs.source:
+        raise ConfigError(f"env type `{name}` is a package: leave --source out")
+    if not needs.source:
+        return needs
+    if source is None:
+        raise ConfigError(f"env type `{name}` has no package: give --source, {needs.source}")
+    absent = [each for each in needs.source_folders if not (source / each).is_dir()]
+    if absent or not source.is_dir():
+        why = f"it holds no {' and no '.join(absent)}" if source.is_dir() else "no such directory"
+        raise ConfigError(f"--source = '{source}': {why}; nearest: {needs.source}")
+    return needs
+
+
 def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None = None) -> Path:
     """Make the virtual environment of an env type, or make it anew, and return its directory.
 
@@ -154,13 +174,7 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
         ConfigError: It needs none, cannot run here, lacks its source, or does not fit the disk; or
             the installer failed, with its last words. Nothing half made is left.
     """
-    needs = requirements_of(name)
-    if needs is None:
-        raise ConfigError(f"env type `{name}` needs no environment of its own")
-    if (found := status(name)).state is State.UNFIT:
-        raise ConfigError(f"env type `{name}` {found.state}: {found.detail}", key="type")
-    if needs.source and not (source and source.is_dir()):
-        raise ConfigError(f"env type `{name}` has no package: give --source, {needs.source}")
+    needs = check(name, source=source)
     directory = home() / name
     with _writing(directory.parent):
         directory.parent.mkdir(parents=True, exist_ok=True)

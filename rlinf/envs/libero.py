@@ -14,6 +14,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     quiet,
     require_known,
     require_package,
@@ -22,15 +23,6 @@ from rlinf.envs.base import (
 )
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
-
-EPISODE_STEPS = {
-    "libero_spatial": 240,
-    "libero_object": 240,
-    "libero_goal": 320,
-    "libero_10": 512,
-    "libero_90": 512,
-}
-"""Steps after which an episode of a suite is over in published evaluations."""
 
 CAMERAS = {"main_images": "agentview", "wrist_images": "robot0_eye_in_hand"}
 _IDLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
@@ -101,13 +93,10 @@ class LiberoEnv(SimulatorEnv):
         self.task_descriptions = tuple(self._suite.get_task(task).language for task in self._tasks)
         self._states = {task: self._suite.get_task_init_states(task) for task in self._tasks}
         self._simulator: _Simulator | None = None
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, (8,), np.float32)
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": (8,)}
         if options.images:
-            size = options.image_size
-            parts.update({key: spaces.Box(0, 255, (size, size, 3), np.uint8) for key in CAMERAS})
-        self.observation_space = spaces.Dict(parts)
+            shapes.update(dict.fromkeys(CAMERAS, (options.image_size, options.image_size, 3)))
+        self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
     @classmethod

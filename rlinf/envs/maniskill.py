@@ -13,11 +13,13 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     require_known,
     require_package,
     require_picture_sizes,
 )
 from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
 
 TASKS = (
     "DrawTriangle-v1", "LiftPegUpright-v1", "PegInsertionSide-v1", "PickCube-v1",
@@ -56,6 +58,9 @@ CONTROL_MODES = {
 """How the robot of a task may be moved, by how the task's name begins; the first that fits."""
 
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
+_STATES = ("all", "robot")
+_NO_VULKAN = ("vk::", "rendering device")
+"""What SAPIEN says where it cannot draw."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,10 @@ class ManiSkillOptions:
 
     reward: str = "normalized_dense"
     """``normalized_dense`` (at most 1 a step), ``dense``, ``sparse`` (success) or ``none``."""
+
+    states: str = "all"
+    """What `states` holds: `all`, also where objects and goal are; or, beside pictures, what the
+    `robot` knows of itself, as in ManiSkill's own observations of pictures."""
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3] of the base camera."""
@@ -107,29 +116,41 @@ class ManiSkillEnv(SimulatorEnv):
         super().__init__(options)
         _import_mani_skill(draws=options.images)
         import gymnasium
+        import torch
 
+        # Nothing differentiates a step, and a tensor that keeps no account of it is cheaper.
+        self._plain = torch.inference_mode
         size = options.image_size
-        self._mode = "rgb+state" if options.images else "state"
-        made: Any = gymnasium.make(
-            options.task,
-            num_envs=1,
-            obs_mode=self._mode,
-            control_mode=options.control_mode,
-            reward_mode=options.reward,
-            sim_backend="physx_cpu",
-            render_backend="cpu" if options.images else "none",
-            sensor_configs={"width": size, "height": size},
-        )
+        self._mode = _mode(options)
+        try:
+            made: Any = gymnasium.make(
+                options.task,
+                num_envs=1,
+                obs_mode=self._mode,
+                control_mode=options.control_mode,
+                reward_mode=options.reward,
+                sim_backend="physx_cpu",
+                render_backend="cpu" if options.images else "none",
+                sensor_configs={"width": size, "height": size},
+            )
+        except RuntimeError as error:
+            if not options.images or not any(word in str(error) for word in _NO_VULKAN):
+                raise
+            raise ConfigError(
+                f"pictures need a Vulkan device, and there is none ({error}); nearest: a GPU, or "
+                "for the CPU mesa-vulkan-drivers 24.3 or newer, which Debian 12 has in "
+                "bookworm-backports; without pictures: false",
+                key="options.images",
+            ) from error
         self._env = made.unwrapped
+        self._flattened = importlib.import_module("mani_skill.utils.common").flatten_state_dict
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
-        self._seen, _ = self._env.reset(seed=0)
-        states = self._states().shape
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, states, np.float32)
-        }
+        with self._plain():
+            self._seen, _ = self._env.reset(seed=0)
+        shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
-            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes["main_images"] = (size, size, 3)
+        self.observation_space = observation_space(shapes)
         low, high = (
             np.asarray(limit, np.float32)
             for limit in (self._env.single_action_space.low, self._env.single_action_space.high)
@@ -144,6 +165,13 @@ class ManiSkillEnv(SimulatorEnv):
         begin = next(begin for begin in CONTROL_MODES if options.task.startswith(begin))
         require_known("control_mode", options.control_mode, CONTROL_MODES[begin])
         require_known("reward", options.reward, REWARDS)
+        require_known("states", options.states, _STATES)
+        if options.states == "robot" and not options.images:
+            raise ConfigError(
+                "without pictures nothing shows where objects are; nearest: all, or "
+                "options.images: true",
+                key="options.states",
+            )
         require_picture_sizes(options)
 
     def reset(
@@ -153,13 +181,16 @@ class ManiSkillEnv(SimulatorEnv):
         self._env._obs_mode = self._mode
         # What earlier contacts left in the physics must not show in this episode.
         anew = {"reconfigure": self.options.own_scenes}
-        self._seen, _ = self._env.reset(seed=seed, options=anew)
+        with self._plain():
+            self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
-        self._env._obs_mode = "state"
-        self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
+        # Where there are pictures, `observe` reads the states beside them.
+        self._env._obs_mode = "none" if self.options.images else "state"
+        with self._plain():
+            self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
         flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
         return float(reward), bool(terminated), False, flags
 
@@ -167,7 +198,8 @@ class ManiSkillEnv(SimulatorEnv):
         """Return states and picture of the present state."""
         if self.options.images:
             self._env._obs_mode = self._mode
-            self._seen = self._env.get_obs()
+            with self._plain():
+                self._seen = self._env.get_obs()
         return self._observation()
 
     def render(self) -> Any:
@@ -181,7 +213,12 @@ class ManiSkillEnv(SimulatorEnv):
         self._env.close()
 
     def _states(self) -> np.ndarray:
-        states = self._seen["state"] if isinstance(self._seen, dict) else self._seen
+        seen = self._seen
+        if self._mode == "rgb":
+            parts = {name: seen[name] for name in ("agent", "extra")}
+            states = self._flattened(parts, use_torch=True)
+        else:
+            states = seen["state"] if isinstance(seen, dict) else seen
         found: np.ndarray = states[0].numpy().astype(np.float32)
         return found
 
@@ -190,6 +227,13 @@ class ManiSkillEnv(SimulatorEnv):
         if self.options.images:
             observation["main_images"] = self._seen["sensor_data"]["base_camera"]["rgb"][0].numpy()
         return observation
+
+
+def _mode(options: ManiSkillOptions) -> str:
+    """ManiSkill's name of what is observed."""
+    if not options.images:
+        return "state"
+    return "rgb+state" if options.states == "all" else "rgb"
 
 
 def _import_mani_skill(*, draws: bool) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from rlinf.data.demonstrations import Demonstration
 from rlinf.envs.base import REGISTRY, Observation
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.results import EpisodeRecord, Observations
+from rlinf.envs.observation_names import without_earlier
+from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
@@ -60,6 +61,26 @@ def _whole(episode: Sequence[_Step], record: EpisodeRecord) -> Demonstration:
     )
 
 
+def _ended(
+    running: list[list[_Step]],
+    observations: Observations,
+    actions: np.ndarray,
+    step: VectorStep,
+) -> Iterator[tuple[int, Demonstration]]:
+    """Add a step to the running episodes; those that it ended soundly, with their ids."""
+    for row, episode in enumerate(running):
+        if step.active[row]:
+            # Sets hold each observation once: those before it are the rows before.
+            seen = {key: array[row] for key, array in without_earlier(observations).items()}
+            episode.append((seen, actions[row], float(step.rewards[row, 0])))
+    for spoilt in np.flatnonzero(~step.valid):
+        running[spoilt].clear()
+    for record in step.episodes:
+        if record.valid:
+            yield record.episode_id, _whole(running[record.env], record)
+        running[record.env].clear()
+
+
 def record_episodes(
     config: EnvConfig,
     actor: Actor,
@@ -107,18 +128,9 @@ def record_episodes(
                 drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
                 executed = np.clip(actions + drawn, low, high)
             step = env.chunk_step(executed[:, None])
-            for row, episode in enumerate(running):
-                if step.active[row]:
-                    seen = {key: array[row] for key, array in observations.items()}
-                    episode.append((seen, actions[row], float(step.rewards[row, 0])))
-            for spoilt in np.flatnonzero(~step.valid):
-                running[spoilt].clear()
-            for record in step.episodes:
-                if record.valid:
-                    kept[record.episode_id] = _whole(running[record.env], record)
-                running[record.env].clear()
+            kept.update(_ended(running, observations, actions, step))
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over
             observations = step.observations
-        spec = env.env_spec
+        spec = env.env_spec.of_present()
     return spec, [kept[number] for number, _ in episodes if number in kept]

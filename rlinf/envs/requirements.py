@@ -5,13 +5,20 @@ Part of the env side: the standard library alone, under any interpreter from 3.8
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 
 SOURCE_VARIABLE = "RLINF_SIMULATOR_SOURCE"
 """Tells an adapter where the folder given as ``--source`` is."""
 
 GPUS = "/proc/driver/nvidia/gpus"
 """Where the driver names its devices, which is read in an instant."""
+
+
+def source_folder() -> Path:
+    """Return the folder given as ``--source``, by default the present one."""
+    return Path(os.environ.get(SOURCE_VARIABLE, "."))
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,10 @@ class Requirements:
     """Extra of this project that puts the simulator beside the trainer, where both get along."""
 
     source: str | None = None
-    """For a simulator without a package: what the folder given as ``--source`` must hold."""
+    """For a simulator without a package: what the folder given as ``--source`` must be."""
+
+    source_folders: tuple[str, ...] = ()
+    """Folders in it, by which one sees that it is."""
 
     assets: str = ""
     """What must be fetched after the packages, and how."""

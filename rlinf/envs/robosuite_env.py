@@ -12,9 +12,11 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     require_known,
     require_package,
     require_picture_sizes,
+    spaced,
 )
 from rlinf.envs.requirements import Requirements
 
@@ -84,16 +86,13 @@ class RobosuiteEnv(SimulatorEnv):
         super().__init__(options)
         self._env = _make(options)
         self._painter = Painter(self._env.sim.model._model)
-        self.task_descriptions = (_words(options.task),)
+        self.task_descriptions = (spaced(options.task),)
         self._seen = self._env.reset()
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, self._states().shape, np.float32)
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
-            size = options.image_size
-            picture = spaces.Box(0, 255, (size, size, 3), np.uint8)
-            parts.update({"main_images": picture, "wrist_images": picture})
-        self.observation_space = spaces.Dict(parts)
+            picture = (options.image_size, options.image_size, 3)
+            shapes.update(main_images=picture, wrist_images=picture)
+        self.observation_space = observation_space(shapes)
         low, high = (np.asarray(limit, np.float32) for limit in self._env.action_spec)
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
@@ -176,8 +175,3 @@ def _make(options: RobosuiteOptions) -> Any:
 
 def _two_arms(task: str) -> bool:
     return task.startswith("TwoArm")
-
-
-def _words(name: str) -> str:
-    """Return ``PickPlaceCan`` as ``pick place can``."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()

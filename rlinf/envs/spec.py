@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from gymnasium import spaces
 
 from rlinf.envs.base import VECTORS, Simulator, observation_type
+from rlinf.envs.observation_names import present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
 
@@ -44,6 +45,19 @@ class EnvSpec:
     def num_actions(self) -> int | None:
         """Number of choices of a discrete action, None for a continuous one."""
         return int(self.action_high[0]) + 1 if self.action_kind == "discrete" else None
+
+    @property
+    def observation_steps(self) -> int:
+        """Of how many successive steps there are observations."""
+        return steps_shown(self.observation_shapes)
+
+    def of_present(self) -> EnvSpec:
+        """The spec without the observations of the steps before."""
+        return replace(
+            self,
+            observation_shapes=without_earlier(self.observation_shapes),
+            observation_dtypes=without_earlier(self.observation_dtypes),
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The plain form that travels between processes."""
@@ -137,6 +151,23 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
                 key=key,
             )
     return beside
+
+
+def refuse_other_training(trained: EnvSpec, played: EnvSpec, *, key: str) -> None:
+    """Say, by a ConfigError with this key, how environments differ from those that a policy was
+    trained in, whose weights do not fit; nothing where they do not."""
+    theirs, own = _in_words(trained), _in_words(played)
+    if theirs != own:
+        raise ConfigError(
+            f"the policy was trained on {theirs}; the environments show {own}; nearest: an "
+            "environment like the first",
+            key=key,
+        )
+
+
+def _in_words(spec: EnvSpec) -> str:
+    seen = [f"{name} {list(shape)}" for name, shape in sorted(spec.observation_shapes.items())]
+    return f"{', '.join(seen)} ({len(spec.task_descriptions)} tasks), actions [{spec.action_dim}]"
 
 
 def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
@@ -252,7 +283,7 @@ def _refuse_other(key: str, spec: EnvSpec, first: str, wanted: EnvSpec) -> None:
         )
     for name in sorted(own):
         shape, other = spec.observation_shapes[name], wanted.observation_shapes[name]
-        if shape != other and name not in VECTORS:
+        if shape != other and present(name) not in VECTORS:
             raise ConfigError(
                 f"shows {name} {list(shape)}, {first} {list(other)}, and pictures are not padded; "
                 f"nearest: {list(other)}",

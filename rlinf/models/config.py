@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from rlinf.checkpoint.weights_file import require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import Registry, load_attribute
@@ -39,6 +40,8 @@ class ModelConfig(StrictModel):
     """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
+    reads_earlier: ClassVar[bool] = False
+    """Whether it reads observations of several successive steps."""
     denoises: ClassVar[bool] = False
     """Whether actions are denoised along a velocity
     (:class:`~rlinf.models.denoising.Denoising`)."""
@@ -83,12 +86,8 @@ class ModelConfig(StrictModel):
     def check(self) -> None:
         """Look for the weights to begin with."""
         super().check()
-        if self.path is not None and not self.path.expanduser().is_file():
-            raise ConfigError(
-                f"there is no file {self.path}; a run leaves its policy behind in "
-                "policy.safetensors of its directory",
-                key="path",
-            )
+        if self.path is not None:
+            require_weights(self.path, key="path")
 
     def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
         """Q functions of observations and action chunks, with fresh weights."""

@@ -4,6 +4,7 @@ runs/<recipe>/<time>/        config.yaml     the resolved configuration
                              metrics.jsonl   numbers of every step
                              run.log         what the run said
                              timeline.json   trace, if asked for
+                             end.json        with which step and configuration it came to its end
                              checkpoints/  evaluations/  videos/  tensorboard/
 runs/<recipe>/latest -> the newest one
 """
@@ -12,15 +13,17 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import logging
 import os
 import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from rlinf.checkpoint.files import point_link, write_atomic
 from rlinf.errors import UserError
@@ -48,6 +51,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
         self.videos = path / "videos"
+        self._end = path / "end.json"
         self._lock: int | None = _lock(path)
 
     @classmethod
@@ -103,6 +107,15 @@ class RunDirectory:
     def write_config(self, text: str) -> None:
         """Write the resolved configuration; from here on the run can be resumed."""
         write_atomic(self.config, text.encode())
+
+    def note_end(self, what: Mapping[str, Any]) -> None:
+        """Write down what the run came to its end with, once all is there that it leaves behind."""
+        write_atomic(self._end, json.dumps(what).encode())
+
+    @property
+    def end(self) -> Any:
+        """See :meth:`note_end`; None where the run has not come to an end."""
+        return json.loads(self._end.read_bytes()) if self._end.is_file() else None
 
     def close(self) -> None:
         """Give up the lock."""

@@ -12,9 +12,9 @@ import numpy as np
 
 from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.envs.config import EnvConfig, Shares
-from rlinf.envs.spec import EnvSpec
+from rlinf.envs.spec import EnvSpec, refuse_other_training
 from rlinf.envs.supervised.mixture import vector_env
-from rlinf.errors import ConfigError, RunFailure
+from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator, load_run
@@ -260,7 +260,21 @@ class PlayingTask(Task[EvaluatedT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
+        try:
+            self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
+        except CheckpointError:
+            trained = written_spec(self.directory)
+            if trained is not None:
+                refuse_other_training(trained, groups.started["env"][0], key="env.train")
+            raise
+
+
+def written_spec(run: Path) -> EnvSpec | None:
+    """What the policy of a run sees and does, as the run wrote it down; None where it did not."""
+    file = run / ENV_SPEC_FILE
+    if not file.is_file():
+        return None
+    return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 # -- the policy that a run has trained ------------------------------------------------------------
@@ -298,9 +312,9 @@ class TrainedPolicy:
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""
-        file = self._run / ENV_SPEC_FILE
-        if file.is_file():
-            return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+        written = written_spec(self._run)
+        if written is not None:
+            return written
         count = self.config.evaluation_shares.unit
         chunk = self.config.model.num_action_chunks
         with vector_env(

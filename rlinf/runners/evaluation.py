@@ -77,6 +77,15 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 
 
 @dataclass(frozen=True)
+class Served:
+    """A config with a server as its policy, what that is called, and its weight version."""
+
+    config: PlacedConfig
+    name: str
+    version: int
+
+
+@dataclass(frozen=True)
 class Server:
     """An action server that a run is evaluated through.
 
@@ -88,8 +97,8 @@ class Server:
     url: str
     token: str | None = None
 
-    def in_place(self, config: PlacedConfig) -> tuple[PlacedConfig, str, int]:
-        """The config with the server as its policy, what that is called, and its weight version.
+    def in_place(self, config: PlacedConfig) -> Served:
+        """A config with the server as its policy.
 
         Raises:
             ConfigError: The run has no policy for actions.
@@ -109,7 +118,7 @@ class Server:
         with remote.connect() as client:
             told = client.metadata
         name = f"{told['policy']} step {told['version']} at {self.url}"
-        return config.model_copy(update={"model": remote}), name, int(told["version"])
+        return Served(config.model_copy(update={"model": remote}), name, int(told["version"]))
 
 
 def evaluate(
@@ -164,12 +173,10 @@ def _evaluate_one(
     """The result, and by which specification."""
     from rlinf.runners.groups import Groups
 
-    config, checkpoint = load_run(task, source, overrides)
-    run, step = checkpoint.path.parent.parent, checkpoint.step
-    name = f"{run.name} step {step}"
-    if server is not None:
-        config, name, step = server.in_place(config)
-    prepared = task(config, run)
+    run = run_of(source)
+    config = _configured(task, run, overrides)
+    served = None if server is None else server.in_place(config)
+    prepared = task(config if served is None else served.config, run)
     evaluator = prepared.evaluator
     if evaluator is None:
         instead = prepared.instead_of_evaluation
@@ -182,11 +189,15 @@ def _evaluate_one(
     if spec is None:
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
+    checkpoint = _checkpoint(task, source)
+    name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
+    if served is not None:
+        name, step = served.name, served.version
     with Groups(prepared, trains=task.evaluates is None) as groups:
-        if server is None:
+        if served is None:
             prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{'' if server is None else '_served'}"
+        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{'' if served is None else '_served'}"
         file = run / "evaluations" / f"{stem}.json"
         result.save(file)
         print(f"{name}: {result}\nwritten to {file}", flush=True)
@@ -194,6 +205,11 @@ def _evaluate_one(
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec
+
+
+def run_of(source: Path) -> Path:
+    """The directory of a run, which is given, or of that of one of its checkpoints."""
+    return source if (source / CONFIG_FILE).is_file() else source.parent.parent
 
 
 def load_run(
@@ -205,18 +221,22 @@ def load_run(
     Raises:
         CheckpointError: There is no good checkpoint.
     """
+    return _configured(task, run_of(source), overrides), _checkpoint(task, source)
+
+
+def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> PlacedConfig:
+    recipe = load_recipe(str(run / CONFIG_FILE), overrides)
+    return validate(task.config_class, recipe.data, recipe)
+
+
+def _checkpoint(task: type[Task[Any]], source: Path) -> Checkpoint:
     from rlinf.checkpoint.contents import load_checkpoint
     from rlinf.checkpoint.store import CheckpointStore
 
-    if (source / CONFIG_FILE).is_file():
-        run = source
-        store = CheckpointStore(run / "checkpoints", read_only=True)
-        if not store.steps():
-            raise CheckpointError(f"the run {run} has no checkpoint yet")
-        scored = any(manifest.metric is not None for manifest in store.manifests().values())
-        checkpoint = store.load("best" if task.leaves_best and scored else "latest")
-    else:
-        run = source.parent.parent
-        checkpoint = load_checkpoint(source)
-    recipe = load_recipe(str(run / CONFIG_FILE), overrides)
-    return validate(task.config_class, recipe.data, recipe), checkpoint
+    if run_of(source) != source:
+        return load_checkpoint(source)
+    store = CheckpointStore(source / "checkpoints", read_only=True)
+    if not store.steps():
+        raise CheckpointError(f"the run {source} has no checkpoint yet")
+    scored = any(manifest.metric is not None for manifest in store.manifests().values())
+    return store.load("best" if task.leaves_best and scored else "latest")

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rlinf.checkpoint.contents import Parts
+from rlinf.checkpoint.contents import Checkpoint, Parts
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
 from rlinf.errors import CheckpointError
@@ -86,14 +86,21 @@ class Run:
 
         Ends early, with a checkpoint, when ``stop`` is set. A failure of a worker is raised after
         the other workers were ended; what was committed before stays. With ``resume`` it goes on
-        from the newest good checkpoint, if there is one.
+        from the newest good checkpoint, if there is one; a run that came to its end, and whose
+        configuration has not changed, starts nothing.
         """
         with ExitStack() as stack:
             self._open(stack)
-            if not (resume and self._restore()):
-                self.task.begin(self)
-            elif self.task.finished or self.state.step >= self.task.steps:
+            former = self._restore() if resume else None
+            if former is not None and (self.task.finished or self.state.step >= self.task.steps):
                 self._say_finished()
+                if self.directory.end == self._end:
+                    return self.state
+            self._start(stack)
+            if former is None:
+                self.task.begin(self)
+            else:
+                self._load_workers(former.tree, former.path)
             self._warm_up()
             observe = self._observer()
             self._progress = stack.enter_context(
@@ -105,7 +112,12 @@ class Run:
             self._progress.stop()
             if not self._stop.is_set():
                 self.task.conclude(self)
+                self.directory.note_end(self._end)
         return self.state
+
+    @property
+    def _end(self) -> dict[str, Any]:
+        return {"step": self.state.step, "config": self._hash}
 
     def _say_finished(self) -> None:
         """That a run which is resumed has no step left, and what would let it go on."""
@@ -214,13 +226,16 @@ class Run:
         print(f"learning curve: {write_learning_curve(self.directory.path)}", flush=True)
 
     def _open(self, stack: ExitStack) -> None:
-        """Open everything that the run writes, then start its workers."""
+        """Open everything that the run writes."""
         config, directory, enter = self._config, self.directory, stack.enter_context
-        store, hashed = config.checkpoint, config_hash(config)
-        self._store = enter(CheckpointStore(directory.checkpoints, store, config_hash=hashed))
+        store, self._hash = config.checkpoint, config_hash(config)
+        self._store = enter(CheckpointStore(directory.checkpoints, store, config_hash=self._hash))
         log = MetricsLog(directory.path, config.logger, run_config=to_data(config))
         self._metrics_log = enter(log)
         self._timeline = enter(TimelineFile(directory.timeline, enabled=config.runner.timeline))
+
+    def _start(self, stack: ExitStack) -> None:
+        """Start the workers."""
         self.groups = Groups(self.task)
         self.groups.__enter__()
         # Those that there are then: the ones of the beginning may be gone.
@@ -328,19 +343,19 @@ class Run:
                 raise
             return None
 
-    def _restore(self) -> bool:
-        """Continue from the newest good checkpoint; False where there is none yet."""
+    def _restore(self) -> Checkpoint | None:
+        """Continue from the newest good checkpoint, but for the workers, which are not there yet;
+        None where there is none."""
         if not self._store.steps():
             self._metrics_log.truncate({"bytes": 0, "lines": 0})
-            return False
+            return None
         checkpoint = self._store.load()
         self._store.discard_after(checkpoint.step)
         self.state = RunState(**checkpoint.tree["run"])
-        self._load_workers(checkpoint.tree, checkpoint.path)
         self.task.load_state_dict(checkpoint.tree["task"])
         self._metrics_log.truncate(checkpoint.tree["metrics"])
         log.info("continuing after step %d", checkpoint.step)
-        return True
+        return checkpoint
 
     def _load_workers(self, tree: dict[str, Any], checkpoint: Path) -> None:
         self.groups.load_state(tree["workers"], checkpoint)

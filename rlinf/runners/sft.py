@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -14,6 +15,7 @@ from rlinf.workers.config.supervised import FineTuningConfig, SupervisedRunConfi
 
 if TYPE_CHECKING:
     from rlinf.flow.executor import Arguments, StepReport
+    from rlinf.models.language_config import LanguageModelConfig
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext
 
@@ -133,14 +135,16 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         "actor": "rlinf.workers.fit:FineTuningWorker",
     }
 
-    def __init__(self, config: FineTuningConfig, directory: Path) -> None:
-        super().__init__(config, directory)
-        self._model = config.model
-        if config.model.architecture is not None:
-            from rlinf.runners.initial_model import write_initial_model
+    @cached_property
+    def _model(self) -> LanguageModelConfig:
+        """What the run begins with; a fresh model is written when it is needed first."""
+        config = self.config
+        if config.model.architecture is None:
+            return config.model
+        from rlinf.runners.initial_model import write_initial_model
 
-            texts = None if config.model.path else config.data.texts
-            self._model = write_initial_model(config.model, directory, config.seed, texts=texts)
+        texts = None if config.model.path else config.data.texts
+        return write_initial_model(config.model, self.directory, config.seed, texts=texts)
 
     def context(self, *, trains: bool) -> WorkerContext:
         """With the model that the run begins with."""

@@ -54,6 +54,20 @@ class ActionRequest:
     prefix: ExecutedPrefix | None = None
 
 
+def check_keys(spec: EnvSpec, keys: Mapping[str, str]) -> None:
+    """Refuse, by a ConfigError, names for what a policy of this spec does not read, or two for the
+    same."""
+    legal = [*spec.observation_shapes, PROMPT]
+    for source, target in keys.items():
+        if target and target not in legal:
+            raise ConfigError(f"--key {source}={target}: the policy reads no `{target}`; "
+                              f"{did_you_mean(target, legal)}")  # fmt: skip
+    targets = [target for target in keys.values() if target]
+    for target in targets:
+        if targets.count(target) > 1:
+            raise ConfigError(f"--key: two names are given for `{target}`; leave one out")
+
+
 class RequestReader:
     """Turns messages into requests.
 
@@ -73,15 +87,7 @@ class RequestReader:
         self._spec, self._chunk, self._keys, self._continues = spec, chunk, dict(keys), continues
         self._tasks = {_plain(text): number for number, text in
                        reversed(list(enumerate(spec.task_descriptions)))}  # fmt: skip
-        legal = [*spec.observation_shapes, PROMPT]
-        for source, target in keys.items():
-            if target and target not in legal:
-                raise ConfigError(f"--key {source}={target}: the policy reads no `{target}`; "
-                                  f"{did_you_mean(target, legal)}")  # fmt: skip
-        targets = [target for target in keys.values() if target]
-        for target in targets:
-            if targets.count(target) > 1:
-                raise ConfigError(f"--key: two names are given for `{target}`; leave one out")
+        check_keys(spec, keys)
 
     def read(self, message: Any) -> ActionRequest:
         """The request in a message.

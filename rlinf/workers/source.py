@@ -17,6 +17,7 @@ from rlinf.data.prompts.config import raw_items
 from rlinf.data.prompts.loader import Draws
 from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.text_examples import TextExamples
+from rlinf.envs.config import EnvConfig, Environments
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
@@ -120,7 +121,7 @@ class SourceWorker(StageWorker):
         with in_section("data"):
             if isinstance(config, BehaviourCloningConfig):
                 assert env_spec is not None
-                recorded, kept_back = config.data.build(env_spec)
+                recorded, kept_back = config.data.build(env_spec, _simulator(config.env))
                 _check_units(recorded, config.model)
                 size = config.model.num_action_chunks
                 self._train = Chunks(recorded, size)
@@ -154,6 +155,12 @@ class SourceWorker(StageWorker):
         return {"train/epoch": (step + 1) * size / len(self._train)}
 
 
+def _simulator(environments: Environments) -> EnvConfig | None:
+    """The one that recorded episodes may be of; None where a run has several."""
+    sections = list(environments.sections.values())
+    return sections[0] if len(sections) == 1 else None
+
+
 def _check_units(sets: Sequence[Recorded], model: ModelConfig) -> None:
     """Refuse sets of actions in other units than the model has."""
     for number, each in enumerate(sets):
@@ -183,7 +190,7 @@ class DemonstrationsSource(StageWorker):
         """Read the episodes, as environments of this spec show things; ConfigError."""
         config = self._config
         with in_section("demonstrations"):
-            recorded, _ = config.demonstrations.build(env_spec)
+            recorded, _ = config.demonstrations.build(env_spec, _simulator(config.env))
             _check_units(recorded, config.model)
         self._chunks = Chunks(recorded, config.model.num_action_chunks)
         self._seed = config.demonstrations.seed + config.seed

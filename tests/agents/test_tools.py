@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rlinf.agents.tool import REGISTRY, AgentConfig
 from rlinf.cli.main import main
+from tests.packages import write_entry_points
 
 MODULE = '''
 """Says how long a text is."""
@@ -52,10 +53,8 @@ def test_the_project_has_a_calculator(capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_tool_of_a_package_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "length_tool.py").write_text(MODULE)
-    about = tmp_path / "length_tool-1.0.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: length-tool\nVersion: 1.0\n")
-    (about / "entry_points.txt").write_text("[rlinf.tools]\nlength = length_tool:LengthConfig\n")
+    points = {"rlinf.tools": {"length": "length_tool:LengthConfig"}}
+    write_entry_points(tmp_path, "length-tool", points)
     monkeypatch.syspath_prepend(str(tmp_path))
     config = AgentConfig(tools={"len": {"type": "length", "most": 4}})
     assert config.whole == ("<len>", "</len>", "<result>", "</result>")

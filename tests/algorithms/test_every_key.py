@@ -98,8 +98,6 @@ def equal_by_nature(config: AlgorithmConfig, key: str) -> bool:
     """Where all values of a key are known to say the same."""
     if key == "per_token":  # all tokens of a sequence have one advantage and weight
         return config.type == "gspo"
-    if key == "loss_agg_func":  # of rows of a single term
-        return getattr(config, "logprob_type", None) == "chunk_level"
     # Sums of a row's entropies.
     return key == "entropy_type" and "seq-mean-token-sum" in getattr(config, "loss_agg_func", "")
 

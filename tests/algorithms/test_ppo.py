@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,13 +76,16 @@ def reference_loss(
     return policy / total, value / total, entropy / total
 
 
+SUM = "seq-mean-token-sum"
+
+
 @pytest.mark.parametrize(
     "options",
     [
         {},
         {"clip_ratio_c": 1.5, "clip_ratio_high": 0.28},
         {"value_clip": None, "huber_delta": 0.5, "value_coefficient": 0.5},
-        {"entropy_bonus": 0.02, "loss_agg_func": "seq-mean-token-sum"},
+        {"entropy_bonus": 0.02, "entropy_type": "action_level", "loss_agg_func": SUM},
     ],
 )
 @pytest.mark.parametrize("weighted", [False, True])
@@ -121,8 +125,14 @@ def test_metrics_of_the_ratio() -> None:
 
 @pytest.mark.parametrize("micro", [1, 5, 8, 24])
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
-@pytest.mark.parametrize("level", ["token_level", "action_level", "chunk_level"])
+@pytest.mark.parametrize(
+    ("level", "mode"),
+    [
+        ("chunk_level", "token-mean"),
+        *itertools.product(("token_level", "action_level"),
+                           ("token-mean", SUM, "seq-mean-token-mean")),
+    ],
+)  # fmt: skip
 def test_gradient_and_metrics_do_not_depend_on_the_micro_split(
     micro: int, weighted: bool, mode: str, level: str
 ) -> None:
@@ -296,6 +306,8 @@ def test_explained_variance_of_perfect_and_useless_critics() -> None:
         ({"clip_ratio_c": 1.1}, "nearest: 1.2, or null"),
         ({"reward_type": "action_level"}, "nearest: action_level"),
         ({"loss_agg_func": "mean"}, "token-mean"),
+        ({"loss_agg_func": SUM}, "a row is one term; nearest: token-mean"),
+        ({"loss_agg_func": "seq-mean-token-mean", "entropy_type": "token_level"}, "is one term"),
         ({"value_clip": 0.0}, "greater than 0"),
     ],
 )

@@ -66,6 +66,10 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["model.activation=tahn"], ["model.activation", "did you mean `tanh`?"]),
     (["actor.lr_sched.type=cosin"], ["actor.lr_sched.type", "did you mean `cosine`?"]),
     (["algorithm.loss_agg_func=token_mean"], ["did you mean `token-mean`?"]),
+    (
+        ["env.train.observation_steps=2"],
+        ["env.train.observation_steps = 2", "type mlp read the present", "model.type: diffusion"],
+    ),
     # wrong types
     (["seed=abc"], ["seed = 'abc'", "must be a whole number"]),
     (["seed=1.5"], ["seed = 1.5", "nearest: 2"]),
@@ -220,7 +224,13 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
         (["data", "show", "gone"], ["no demonstrations in gone, which does not exist; ", "record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
-        (["check", "env", "metaworld"], ["task"]),
+        (["check", "env", "metaworld"], ["options.task", "is required, but nothing sets it"]),
+        (["check", "env", "metaworld", "options.task="], ["options.task = null", "must be text"]),
+        (
+            ["check", "env", "genesis", "options.states=true"],
+            ["unknown option of genesis; to drop those of another simulator: ~env.train.options"],
+        ),
+        (["eval", "checkpoints/step_00000120"], ["there is no", "but step_00000020"]),
         (["check", "env", "metaworld", "options.taks=reach-v3"], ["did you mean `task`?"]),
         (
             ["check", "env", "metaworld", "options.task=reach-v9"],
@@ -232,8 +242,15 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     ],
 )
 def test_other_verbs(
-    capsys: pytest.CaptureFixture[str], words: list[str], parts: list[str]
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    parts: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    (tmp_path / "checkpoints" / "step_00000020").mkdir(parents=True)
+    (tmp_path / "checkpoints" / "step_00000020" / "manifest.json").touch()
+    monkeypatch.chdir(tmp_path)
     contains(refused(capsys, words), parts)
 
 

@@ -60,7 +60,8 @@ def test_recorded_episodes_are_none_that_are_evaluated():
     [
         (["reasoning/arithmetic_grpo"], "plays in no simulator"),
         (["quickstart", "env.train.options.partially_observable=true"], "has no expert"),
-        (["quickstrat"], "did you mean"),
+        (["quickstrat"], "did you mean the recipe `quickstart`"),
+        (["quickstrat", "seed=1"], "did you mean the recipe `quickstart`"),
     ],
 )
 def test_what_cannot_be_recorded_is_said(words, told, tmp_path, capsys):

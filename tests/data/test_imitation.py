@@ -135,6 +135,40 @@ def test_rows_of_several_tasks_are_not_taken_for_one(sets: Path) -> None:
         build(replace(ENV, observation_shapes=shapes), path=str(sets / "ours"))
 
 
+def test_how_a_set_was_recorded_otherwise_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rlinf.envs.config import EnvConfig
+
+    options = {"task": "reach-v3", "images": True, "camera": "corner3"}
+    source = {**recorded().source, "env": {"type": "metaworld", "options": options, "horizon": 9}}
+    replace(recorded(), source=source).save(tmp_path / "set")
+    config = validate(DemonstrationsConfig, {"path": str(tmp_path / "set")}, "test")
+    for camera, said in (("corner3", []), ("topview", ["camera 'corner3' (env.train: 'topview')"])):
+        played = {**options, "camera": camera}
+        config.build(ENV, EnvConfig(type="metaworld", options=played, max_episode_steps=9))
+        assert [record.message.partition(" with ")[2] for record in caplog.records] == said
+
+
+def test_a_set_of_one_task_is_not_taken_for_another(tmp_path: Path) -> None:
+    only = {key: part for key, part in ENV.observation_shapes.items() if key != "task_ids"}
+    told = {**SPEC, "task_descriptions": ["open the window"], "observation_shapes": only}
+    found = recorded()
+    columns = {key: part for key, part in found.observations.items() if key != "task_ids"}
+    one = replace(found, observations=columns, source={**found.source, "spec": told})
+    one.save(tmp_path / "one")
+
+    def learnt(task: str, **section: Any) -> int:
+        spec = replace(ENV, observation_shapes=only, task_descriptions=(task,))
+        ((kept,), _) = build(spec, path=str(tmp_path / "one"), **section)
+        return len(kept.episodes)
+
+    with pytest.raises(ConfigError, match=r"no task `open the window`; .*`close the window`"):
+        learnt("close the window")
+    assert learnt("Open the window.") == 2
+    assert learnt("close the window", tasks={"open the window": "close the window"}) == 2
+
+
 def test_another_frame_rate_may_be_meant(sets: Path) -> None:
     spec = replace(ENV, control_rate=10.0)
     ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)
@@ -182,6 +216,38 @@ def test_a_mixture_draws_by_weight_and_knows_the_step_alone(sets: Path) -> None:
     first, second = recorded().actions, recorded((5, 6), seed=1).actions
     wanted = np.stack([second[1], first[2], second[0], first[0]])
     np.testing.assert_array_equal(batch.inputs["raw_actions"][:, 0], wanted)
+
+
+@pytest.mark.parametrize("name", ["ours", "lerobot"])
+def test_steps_before_are_rows_before_within_an_episode(sets: Path, name: str) -> None:
+    now = {key: shape for key, shape in ENV.observation_shapes.items() if key != "task_ids"}
+    both = {f"{key}{age}": shape for key, shape in now.items() for age in ("", "@1", "@2")}
+    types = {key: ENV.observation_dtypes[key.partition("@")[0]] for key in both}
+    spec = replace(
+        ENV,
+        observation_shapes={**both, "task_ids": ()},
+        observation_dtypes={**types, "task_ids": "int64"},
+    )
+    (found,), _ = build(spec, path=str(sets / name), only_successful=False)
+    assert found.columns.keys() == spec.observation_shapes.keys()
+    rows = np.array([0, 1, 8, 9, 10, 12, 13, 19])
+    for back, wanted in ((1, [0, 0, 7, 9, 9, 11, 13, 18]), (2, [0, 0, 6, 9, 9, 10, 13, 17])):
+        for key in now:
+            earlier = found.columns[f"{key}@{back}"][rows]
+            np.testing.assert_array_equal(earlier, found.columns[key][np.array(wanted)])
+    assert not np.array_equal(found.columns["states"][rows], found.columns["states@1"][rows])
+
+
+def test_successive_pictures_vary_alike() -> None:
+    picture = torch.randint(0, 256, (3, 8, 12, 3), dtype=torch.uint8)
+    names = ("images.a@1", "images.b", "images.a", "images.a@2")
+    config = AugmentationConfig(crop=(0.5, 0.9), brightness=(0.5, 1.5))
+    found = config.applied(dict.fromkeys(names, picture), 1)
+    assert torch.equal(found["images.a"], found["images.a@1"])
+    assert torch.equal(found["images.a"], found["images.a@2"])
+    assert not torch.equal(found["images.a"], found["images.b"])
+    assert torch.equal(found["images.b"], config.applied(
+        {"images.a": picture, "images.b": picture}, 1)["images.b"])  # fmt: skip
 
 
 def test_augmentation_stays_within_its_ranges_and_knows_its_seed() -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.envs.config import EnvConfig
+from tests.packages import write_entry_points
 
 
 @pytest.fixture
@@ -12,13 +13,9 @@ def point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Install the example env as an outside package would, and return a config maker."""
     source = Path(__file__).with_name("example_env.py").read_text()
     (tmp_path / "outside_point.py").write_text(source)
-    info = tmp_path / "outside_point-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-point\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[rlinf.envs]\npoint = outside_point:PointEnv\npoint_batch = outside_point:PointBatch\n"
-        "point_chunks = outside_point:PointChunks\n"
-    )
+    classes = {"point": "PointEnv", "point_batch": "PointBatch", "point_chunks": "PointChunks"}
+    points = {name: f"outside_point:{each}" for name, each in classes.items()}
+    write_entry_points(tmp_path, "outside-point", {"rlinf.envs": points})
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def make(misbehaviour: str = "none", *, one_in: int = 1, at_step: int = 3, **settings):

@@ -23,6 +23,7 @@ from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.failing_tasks import BEGUN, FAILED, REPLACED
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure
+from tests.packages import write_entry_points
 
 REASONS = {
     "crash": FaultReason.CRASH,
@@ -49,13 +50,9 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Config maker of a simulator that misbehaves, as a package outside of the project."""
     source = Path(__file__).with_name("faulty_env.py").read_text()
     (tmp_path / "outside_faulty.py").write_text(source)
-    info = tmp_path / "outside_faulty-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: outside-faulty\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[rlinf.envs]\nfaulty = outside_faulty:FaultyEnv\n"
-        "faulty_batch = outside_faulty:FaultyBatch\n"
-    )
+    classes = {"faulty": "FaultyEnv", "faulty_batch": "FaultyBatch"}
+    points = {name: f"outside_faulty:{each}" for name, each in classes.items()}
+    write_entry_points(tmp_path, "outside-faulty", {"rlinf.envs": points})
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where other interpreters find it
 

@@ -125,10 +125,23 @@ def test_an_environment_is_made_used_and_removed(home: Path) -> None:
         installation.remove(NAME)
 
 
-@pytest.mark.usefixtures("packages")
-def test_a_source_is_told_to_the_processes(tmp_path: Path) -> None:
+def test_a_source_is_told_to_the_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     source = tmp_path / "source"
-    source.mkdir()
+    needs = Requirements(
+        packages=(), module="nothing", python=_version(), disk_mb=2000,
+        source="a checkout of it", source_folders=("engine", "scenes"),
+    )  # fmt: skip
+    monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
+    words = ["env", "install", NAME, "--source", str(source)]
+    for why in ("no such directory", "it holds no engine and no scenes"):
+        assert main(words) == 2  # before it asks whether to take so much of the disk
+        assert capsys.readouterr() == ("", f"error: --source = '{source}': {why}; nearest: a "
+                                           "checkout of it\n")  # fmt: skip
+        source.mkdir(exist_ok=True)
+    for folder in needs.source_folders:
+        (source / folder).mkdir()
     installation.install(NAME, source=source)
     assert installation.variables(NAME)[SOURCE_VARIABLE] == str(source)
 
@@ -192,6 +205,8 @@ def test_a_simulator_without_a_package_asks_for_its_source(monkeypatch: pytest.M
     monkeypatch.setattr(REGISTRY.load(NAME), "requirements", needs)
     with pytest.raises(ConfigError, match="give --source, a checkout of its repository"):
         installation.install(NAME)
+    with pytest.raises(ConfigError, match="is a package: leave --source out"):
+        installation.install("metaworld", source=Path())
 
 
 @pytest.mark.usefixtures("packages")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 
 import numpy as np
@@ -282,6 +283,14 @@ def test_a_set_of_tasks_is_that_of_metaworld_and_the_seed_tells_which_is_played(
         assert np.array_equal(observation["states"], expected["states"])
         action = np.array([0.3, -0.2, 0.1, 1.0], np.float32)
         assert many.step(action)[1:] == one.step(action)[1:]
+
+
+def test_the_expert_says_nothing_of_what_it_would_have_done_beyond_the_box():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        act = MetaWorldEnv.expert(MetaWorldOptions(task="drawer-close-v3"))
+        action = act({"states": np.full(39, 0.5, np.float32)})
+    assert np.abs(action).max() == 1.0
 
 
 def test_the_expert_of_a_set_of_tasks_acts_for_the_present_one():

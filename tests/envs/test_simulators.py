@@ -52,3 +52,39 @@ def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_ane
         starts.append(np.array(seen)[[0, 2, 4]])
     assert np.abs(starts[0][0] - starts[0][1]).max() > 0.01
     np.testing.assert_allclose(starts[0], starts[1], atol=1e-5)
+
+
+def _pushing(**settings: object) -> EnvConfig:
+    found = status("maniskill")
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    options = {"task": "PushCube-v1", "images": True, "image_size": 64, "states": "robot"}
+    return EnvConfig(
+        type="maniskill", options=options, max_episode_steps=5, processes=1, **settings
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_without_a_vulkan_device_pictures_of_maniskill_are_refused_in_a_line() -> None:
+    config = _pushing(variables={"VK_ICD_FILENAMES": "/nowhere.json"})
+    with pytest.raises(ConfigError, match=r"Vulkan device.*mesa-vulkan-drivers 24.3") as refused:
+        SupervisedVectorEnv(config, num_envs=1, seed=0)
+    assert refused.value.key == "options.images"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_beside_pictures_maniskill_may_say_of_the_robot_alone() -> None:
+    """Episodes that differ in where the cube lies begin with states that hardly differ."""
+    try:
+        envs = SupervisedVectorEnv(_pushing(), num_envs=2, seed=0)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    with envs:
+        first = {key: value.copy() for key, value in envs.reset().items()}
+        after = envs.chunk_step(np.full((2, 3, 4), 0.5, np.float32)).observations
+    assert first["states"].shape == (2, 25)  # 9 joints, their velocities, the pose of the gripper
+    assert np.ptp(first["states"], axis=0).max() < 0.1
+    assert (first["main_images"][0] != first["main_images"][1]).any()
+    assert np.abs(after["states"] - first["states"]).max() > 0.02

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.packages import write_entry_points
+
 PACKAGE = Path(__file__).with_name("example_package")
 
 
@@ -17,17 +19,11 @@ PACKAGE = Path(__file__).with_name("example_package")
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Put the package and its entry points, as its pyproject.toml states them, on the path."""
     project = tomllib.loads((PACKAGE / "pyproject.toml").read_text())["project"]
-    name, version = project["name"], project["version"]
-    info = tmp_path / "site" / f"{name.replace('-', '_')}-{version}.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-    lines = []
-    for group, points in project["entry-points"].items():
-        lines += [f"[{group}]", *(f"{key} = {value}" for key, value in points.items()), ""]
-    (info / "entry_points.txt").write_text("\n".join(lines))
-    for path in (info.parent, PACKAGE):
+    site = tmp_path / "site"
+    write_entry_points(site, project["name"], project["entry-points"])
+    for path in (site, PACKAGE):
         monkeypatch.syspath_prepend(str(path))
     importlib.invalidate_caches()
-    yield info.parent
+    yield site
     for module in [module for module in sys.modules if module.startswith("rlinf_example")]:
         del sys.modules[module]

@@ -12,6 +12,7 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.config.registry import Registry
 from rlinf.errors import ConfigError
+from tests.packages import write_entry_points
 
 GROUPS = {
     "envs": "rlinf.envs",
@@ -34,19 +35,12 @@ REASONS = {
 
 @pytest.fixture(autouse=True)
 def _broken_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = tmp_path / "broken_things-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-things\nVersion: 1.0\n")
     points = {
         "unimportable": "broken_things:Env",
         "absent": "no_such_module:Thing",
         "function": "textwrap:dedent",
     }
-    lines = [
-        f"[{group}]\n" + "".join(f"{name} = {value}\n" for name, value in points.items())
-        for group in GROUPS.values()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    write_entry_points(tmp_path, "broken-things", dict.fromkeys(GROUPS.values(), points))
     (tmp_path / "broken_things.py").write_text("raise RuntimeError('no such\\nsimulator')\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     importlib.invalidate_caches()
@@ -207,19 +201,16 @@ def _half_done_package(tmp_path: Path) -> Iterator[None]:
         "envs": ENVS,
     }.items():
         (package / f"{name}.py").write_text(text)
-    info = tmp_path / "half_done-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: half-done\nVersion: 1.0\n")
     classes = {
         "rlinf.models": ("sections", ["Whole", "Untyped", "Astray", "Misspelt"]),
         "rlinf.algorithms": ("sections", ["Unsaid"]),
         "rlinf.envs": ("envs", ["Still", "Idle", "Endless", "Unseeded", "Stepless"]),
     }
-    lines = [
-        f"[{group}]\n" + "".join(f"{each.lower()} = half_done.{file}:{each}\n" for each in names)
+    points = {
+        group: {each.lower(): f"half_done.{file}:{each}" for each in names}
         for group, (file, names) in classes.items()
-    ]
-    (info / "entry_points.txt").write_text("\n".join(lines))
+    }
+    write_entry_points(tmp_path, "half-done", points)
     importlib.invalidate_caches()
     yield
     for name in [each for each in sys.modules if each.partition(".")[0] == "half_done"]:

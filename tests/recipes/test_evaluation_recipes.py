@@ -126,7 +126,8 @@ def test_rates_of_a_model(
 
 REFUSED = [
     (["evaluation/aime24", "--episodes", "3"], ["--episodes", "has no effect on a recipe"]),
-    (["evaluation/aime42"], ["no run 'evaluation/aime42'"]),
+    (["evaluation/aime42"], ["no run 'evaluation/aime42'", "mean the recipe `evaluation/aime2"]),
+    (["evaluation/aime42", "--dry-run"], ["mean the recipe `evaluation/aime2"]),
     (["quickstart"], ["recipe to train", "rlinf train quickstart"]),
     (["evaluation/aime24", "benchmark.format=aime26"], ["did you mean `aime2"]),
     (["evaluation/aime24"], ["benchmark.path", "there is no file data/aime24.jsonl"]),

@@ -67,7 +67,7 @@ def test_a_policy_is_left_behind_that_an_embodied_run_begins_with(tmp_path: Path
 
 
 def test_a_run_that_had_ended_says_so_when_it_is_resumed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     assert main(["train", str(write_cloning(tmp_path)), "--run-dir", str(run)]) == 0
@@ -76,20 +76,36 @@ def test_a_run_that_had_ended_says_so_when_it_is_resumed(
     assert [each.name for each in (run / "evaluations").glob("*_spec.json")] == [
         "held_out_spec.json"
     ]
-    assert main(["resume", str(run)]) == 0
+    left = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     said = "nothing is left to train: 6 of 6 steps were done; to go on, resume with a larger"
+    with monkeypatch.context() as patched:
+        patched.setattr("rlinf.runners.groups.Groups.__enter__", None)  # no worker starts
+        assert main(["resume", str(run)]) == 0
     assert f"{said} runner.total_steps" in capsys.readouterr().out
+    changed = {path.name for path, before in left.items() if path.read_bytes() != before}
+    assert changed <= {"run.log"}
+    # One that was cut off in its last evaluation makes up for it.
+    (run / "end.json").unlink()
+    (run / "policy.safetensors").unlink()
+    assert main(["resume", str(run)]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    assert "held-out episodes: " in out
+    assert (run / "policy.safetensors").is_file()
     assert main(["resume", str(run), "runner.total_steps=7"]) == 0
     assert "nothing is left" not in capsys.readouterr().out
 
 
 def test_a_language_model_is_not_evaluated_but_can_be_asked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("transformers")
     run = tmp_path / "run"
     run_recipe(write_fine_tuning(tmp_path), run, "runner.total_steps=1")
-    assert main(["eval", str(run)]) == 2
+    with monkeypatch.context() as patched:
+        patched.setattr("rlinf.runners.initial_model.write_initial_model", None)
+        patched.setattr("rlinf.checkpoint.store.CheckpointStore.load", None)
+        assert main(["eval", str(run)]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "runs of task 'sft' are not evaluated; its model answers prompts by: " in told
     command = f"rlinf eval evaluation/math500 model.path={run / 'model'} benchmark.path="

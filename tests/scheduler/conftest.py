@@ -7,28 +7,15 @@ import pytest
 from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.worker_group import WorkerGroup
+from tests.clusters import two_slots
 
 DEADLINE_SECONDS = 60.0
 
 
 @pytest.fixture(scope="package", params=["local", "ray"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if request.param == "ray":
-        pytest.importorskip("ray")
-    environment = pytest.MonkeyPatch()
-    environment.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-    environment.delenv("RLINF_TIMEOUT", raising=False)
-    started = Cluster(
-        cluster_cfg={
-            "num_nodes": 1,
-            "runtime": request.param,
-            "cpu_devices_per_node": 2,
-            "timeout_minutes": DEADLINE_SECONDS / 60,
-        }
-    )
-    yield started
-    started.shutdown()
-    environment.undo()
+    with two_slots(request.param, deadline_seconds=DEADLINE_SECONDS) as started:
+        yield started
 
 
 @pytest.fixture

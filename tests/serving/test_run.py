@@ -177,8 +177,14 @@ def test_a_token_is_made_and_what_a_run_saw_is_asked_of_the_simulator_where_it_i
     ],
 )
 def test_bad_options_are_refused(
-    run: Path, words: list[str], told: str, capsys: pytest.CaptureFixture[str]
+    run: Path,
+    words: list[str],
+    told: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """Before anything of the policy is read."""
+    monkeypatch.setattr(TrainedPolicy, "__init__", None)
     assert main(["serve", "policy", str(run), "--port", "0", *words]) == 2
     assert told in capsys.readouterr().err
 

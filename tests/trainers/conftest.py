@@ -9,20 +9,21 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.models.config import MLPConfig
 
 STEPS, ENVS, STATE_DIM, ACTION_DIM = 16, 4, 5, 2
+SPEC = EnvSpec(
+    observation_shapes={"states": (STATE_DIM,)},
+    observation_dtypes={"states": "float32"},
+    action_kind="continuous",
+    action_dim=ACTION_DIM,
+    action_low=(-1.0,) * ACTION_DIM,
+    action_high=(1.0,) * ACTION_DIM,
+    task_descriptions=(),
+    max_episode_steps=100,
+)
 
 
 @pytest.fixture
 def env_spec() -> EnvSpec:
-    return EnvSpec(
-        observation_shapes={"states": (STATE_DIM,)},
-        observation_dtypes={"states": "float32"},
-        action_kind="continuous",
-        action_dim=ACTION_DIM,
-        action_low=(-1.0,) * ACTION_DIM,
-        action_high=(1.0,) * ACTION_DIM,
-        task_descriptions=(),
-        max_episode_steps=100,
-    )
+    return SPEC
 
 
 @pytest.fixture

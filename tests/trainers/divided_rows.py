@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.config import PPOConfig
-from rlinf.envs.spec import EnvSpec
 from rlinf.models.config import MLPConfig
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.ranks import Ranks, Replicas
@@ -18,19 +17,9 @@ from rlinf.trainers.trainer import Trainer
 from tests.algorithms import test_nft
 from tests.models import test_steering
 from tests.trainers import test_losses
-from tests.trainers.conftest import ACTION_DIM, ENVS, STATE_DIM, STEPS, collect
+from tests.trainers.conftest import ENVS, SPEC, STEPS, collect
 from tests.trainers.processes import results_of
 
-SPEC = EnvSpec(
-    observation_shapes={"states": (STATE_DIM,)},
-    observation_dtypes={"states": "float32"},
-    action_kind="continuous",
-    action_dim=ACTION_DIM,
-    action_low=(-1.0,) * ACTION_DIM,
-    action_high=(1.0,) * ACTION_DIM,
-    task_descriptions=(),
-    max_episode_steps=100,
-)
 WIDE = {"first_update_kl_bound": 1e-4, "first_update_ratio_bound": 0.1}
 
 

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from rlinf.scheduler import Cluster, NodePlacementStrategy
+from tests.clusters import two_slots
 from tests.weight_sync.workers import Peer
 
 RECEIVERS = 2
@@ -12,22 +13,8 @@ RECEIVERS = 2
 
 @pytest.fixture(scope="package", params=["local", "ray"])
 def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    if request.param == "ray":
-        pytest.importorskip("ray")
-    environment = pytest.MonkeyPatch()
-    environment.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
-    environment.delenv("RLINF_TIMEOUT", raising=False)
-    started = Cluster(
-        cluster_cfg={
-            "num_nodes": 1,
-            "runtime": request.param,
-            "cpu_devices_per_node": 2,
-            "timeout_minutes": 2.0,
-        }
-    )
-    yield started
-    started.shutdown()
-    environment.undo()
+    with two_slots(request.param, deadline_seconds=120.0) as started:
+        yield started
 
 
 @pytest.fixture(scope="package")

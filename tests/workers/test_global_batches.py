@@ -5,33 +5,16 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-import numpy as np
 import pytest
 
-from rlinf.data.sequences import Completion, PromptGroup, Score
+from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stream import Item
 from rlinf.workers.global_batches import GlobalBatches, LengthBounds
+from tests.workers.groups import scored_group
 
 
 def group(draw: int, *lengths: int) -> PromptGroup:
-    completions = tuple(
-        Completion(
-            tokens=np.zeros(length, np.int64),
-            log_probs=np.zeros(length, np.float32),
-            versions=np.zeros(length, np.int64),
-            stop_reason="stop",
-            seed=0,
-        )
-        for length in lengths
-    )
-    return PromptGroup(
-        prompt_id=draw,
-        draw=draw,
-        prompt_tokens=np.array([1, 2]),
-        answer=None,
-        completions=completions,
-        scores=tuple(Score(reward=1.0) for _ in completions),
-    )
+    return scored_group(draw, [[0] * length for length in lengths])
 
 
 class Stream:

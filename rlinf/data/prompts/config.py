@@ -38,7 +38,7 @@ def check_file(path: Path, key: str) -> None:
     """Refuse a file that is not there, with the nearest of its folder, or of an unknown kind."""
     path = path.expanduser()
     if not path.is_file():
-        siblings = [entry.name for entry in path.parent.glob("*") if entry.is_file()]
+        siblings = [each.name for each in path.parent.glob("*") if each.suffix.lower() in SUFFIXES]
         hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
         raise ConfigError(f"there is no file {path}; {hint}", key=key)
     if path.suffix.lower() not in SUFFIXES:

@@ -170,6 +170,8 @@ def _lines(path: Path) -> Read:
 
 def _csv(path: Path) -> Read:
     data = path.read_bytes().removeprefix(_BOM)
+    # A field may be as long as the file; the limit of the module is that of the process.
+    csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     try:
         reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
         for number, row in enumerate(reader, 1):

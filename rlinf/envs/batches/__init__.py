@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from gymnasium import spaces
 
-from rlinf.envs.base import require_known
+from rlinf.envs.base import Observation, observation_space, require_known
 from rlinf.envs.requirements import GPUS, SOURCE_VARIABLE
 
 
@@ -17,6 +18,11 @@ def to_numpy(tensor: Any) -> np.ndarray:
     """Copy a tensor, which the simulator may write to again, to the host."""
     array: np.ndarray = tensor.detach().cpu().numpy()
     return array.copy()
+
+
+def row_space(seen: Observation) -> spaces.Dict:
+    """Return the space of one row of what a batch shows."""
+    return observation_space({key: value.shape[1:] for key, value in seen.items()})
 
 
 def require_device(device: str) -> None:

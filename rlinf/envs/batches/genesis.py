@@ -12,6 +12,7 @@ from rlinf.envs.base import (
     BatchStep,
     Observation,
     SimulatorBatch,
+    observation_space,
     require_known,
     require_package,
 )
@@ -100,9 +101,7 @@ class GenesisEnv(SimulatorBatch):
         self.reset(np.arange(num_envs), np.arange(num_envs))
         self.step(np.zeros((num_envs, 9), np.float32))
         self.task_descriptions = ("pick up the cube",)
-        self.observation_space = spaces.Dict(
-            {"states": spaces.Box(-np.inf, np.inf, (16,), np.float32)}
-        )
+        self.observation_space = observation_space({"states": (16,)})
         self.action_space = spaces.Box(-1.0, 1.0, (9,), np.float32)
 
     @classmethod

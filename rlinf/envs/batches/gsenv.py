@@ -16,7 +16,7 @@ from rlinf.envs.base import (
     require_known,
     require_package,
 )
-from rlinf.envs.batches import source_on_path, to_numpy
+from rlinf.envs.batches import row_space, source_on_path, to_numpy
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -71,6 +71,7 @@ class GSEnv(SimulatorBatch):
         disk_mb=9500,
         licence="MIT; ManiSkill Apache-2.0; assets their own",
         source="a checkout of github.com/chenkang455/ManiSkill-GS with its folder assets",
+        source_folders=("assets",),
         accelerator=True,
     )
 
@@ -104,14 +105,7 @@ class GSEnv(SimulatorBatch):
         words = scene.get_language_instruction()
         self.task_descriptions = (str(words[0]),)
         seen = self._observed(self._env.reset(seed=0)[0])
-        self.observation_space = spaces.Dict(
-            {
-                "main_images": spaces.Box(0, 255, seen["main_images"].shape[1:], np.uint8),
-                "proprioception": spaces.Box(
-                    -np.inf, np.inf, seen["proprioception"].shape[1:], np.float32
-                ),
-            }
-        )
+        self.observation_space = row_space(seen)
         limits = scene.single_action_space
         self.action_space = spaces.Box(
             np.asarray(limits.low, np.float32), np.asarray(limits.high, np.float32)

@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlinf.envs.base import BatchStep, Observation, SimulatorBatch, quiet
-from rlinf.envs.batches import to_numpy
+from rlinf.envs.batches import row_space, to_numpy
 
 NO_TIME_LIMIT = 1e9
 """Seconds; time limits belong to the host."""
@@ -59,9 +59,7 @@ class ManagerBasedBatch(SimulatorBatch):
         size = self._env.action_manager.total_action_dim
         with quiet():  # kernels of a step are compiled here, under the deadline of the start
             self._env.step(torch.zeros(num_envs, size, device=self._env.device))
-        self.observation_space = spaces.Dict(
-            {key: _box(value) for key, value in self._observed(seen).items()}
-        )
+        self.observation_space = row_space(self._observed(seen))
         self.action_space = spaces.Box(-1.0, 1.0, (size,), np.float32)
         self.task_descriptions = (options.instruction or options.task.replace("-", " ").lower(),)
 
@@ -126,8 +124,3 @@ class ManagerBasedBatch(SimulatorBatch):
             return to_numpy(ends.get_term("success")).astype(bool)
         limit = self.options.success_return
         return np.full(self.num_envs, False) if limit is None else self._return >= limit
-
-
-def _box(value: np.ndarray) -> spaces.Box:
-    low, high = (0, 255) if value.dtype == np.uint8 else (-np.inf, np.inf)
-    return spaces.Box(low, high, value.shape[1:], value.dtype.type)

@@ -28,8 +28,8 @@ from rlinf.envs.base import (
     require_package,
     require_within,
 )
-from rlinf.envs.batches import to_numpy
-from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.envs.batches import row_space, to_numpy
+from rlinf.envs.requirements import Requirements, source_folder
 from rlinf.errors import ConfigError
 
 FOLDER = "rlinf/envs/maniskill/tasks"
@@ -139,6 +139,7 @@ class PutOnPlateEnv(SimulatorBatch):
         licence="Apache-2.0; assets their own",
         variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
         source="a checkout of github.com/RLinf/RLinf",
+        source_folders=(FOLDER,),
         assets="`python -m mani_skill.utils.download_asset UID -y` of its environment for the UIDs "
         "bridge_v2_real2sim and widowx250s, and the data set RLinf/maniskill_assets of the Hugging "
         "Face hub as rlinf/envs/maniskill/assets of the checkout, or as options.assets",
@@ -178,12 +179,7 @@ class PutOnPlateEnv(SimulatorBatch):
         self._moved = np.zeros(num_envs, bool)
         everything = np.arange(num_envs)
         self._seen = self.reset(everything, everything)
-        self.observation_space = spaces.Dict(
-            {
-                "main_images": spaces.Box(0, 255, self._seen["main_images"].shape[1:], np.uint8),
-                "states": spaces.Box(-np.inf, np.inf, self._seen["states"].shape[1:], np.float32),
-            }
-        )
+        self.observation_space = row_space(self._seen)
         limits = scene.single_action_space
         self.action_space = spaces.Box(
             np.asarray(limits.low, np.float32), np.asarray(limits.high, np.float32)
@@ -209,7 +205,9 @@ class PutOnPlateEnv(SimulatorBatch):
                     key="type",
                 )
         place = (
-            options.assets or os.environ.get(ASSETS_VARIABLE) or _source() / FOLDER / "../assets"
+            options.assets
+            or os.environ.get(ASSETS_VARIABLE)
+            or source_folder() / FOLDER / "../assets"
         )
         for name in ASSETS:
             if not (Path(place) / "carrot" / name / "model_db.json").is_file():
@@ -333,13 +331,9 @@ class PutOnPlateEnv(SimulatorBatch):
         return self._torch.as_tensor(array, device=self._scene.device)
 
 
-def _source() -> Path:
-    return Path(os.environ.get(SOURCE_VARIABLE, "."))
-
-
 def _files(variant: Variant) -> list[Path]:
     """The files of a task, each after those that it imports."""
-    folder = _source() / FOLDER
+    folder = source_folder() / FOLDER
     names = [SCENE]
     if variant.file:
         names += ["variants/utils", f"variants/put_on_plate_25_{variant.file}"]
@@ -349,7 +343,7 @@ def _files(variant: Variant) -> list[Path]:
 def _import_task(variant: Variant) -> None:
     """Register a task; its files are known by the names under which they import each other."""
     for file in _files(variant):
-        name = ".".join(file.relative_to(_source()).with_suffix("").parts)
+        name = ".".join(file.relative_to(source_folder()).with_suffix("").parts)
         if name in sys.modules:
             continue
         spec = importlib.util.spec_from_file_location(name, file)

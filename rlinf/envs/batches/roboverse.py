@@ -17,7 +17,7 @@ from rlinf.envs.base import (
     require_known,
     require_package,
 )
-from rlinf.envs.batches import source_on_path, to_numpy
+from rlinf.envs.batches import row_space, source_on_path, to_numpy
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -92,6 +92,7 @@ class RoboVerseEnv(SimulatorBatch):
         licence="Apache-2.0; assets their own",
         variables={"MUJOCO_GL": "egl"},
         source="a checkout of github.com/RoboVerseOrg/RoboVerse with metasim and roboverse_data",
+        source_folders=("metasim", "roboverse_data"),
     )
 
     def __init__(self, options: RoboVerseOptions, num_envs: int) -> None:
@@ -125,13 +126,7 @@ class RoboVerseEnv(SimulatorBatch):
         self._parts, self._seen = self._arm(state), self._observed(state)
         words = getattr(task, "task_desc", None) or options.task.replace("_", " ")
         self.task_descriptions = (str(words),)
-        self.observation_space = spaces.Dict(
-            {
-                "main_images": _picture_box(options.image_size),
-                "wrist_images": _picture_box(options.image_size),
-                "proprioception": spaces.Box(-np.inf, np.inf, (8,), np.float32),
-            }
-        )
+        self.observation_space = row_space(self._seen)
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
     @classmethod
@@ -267,10 +262,6 @@ def _cameras(options: RoboVerseOptions, robot: Any) -> list[Any]:
             **size,
         ),
     ]
-
-
-def _picture_box(size: int) -> spaces.Box:
-    return spaces.Box(0, 255, (size, size, 3), np.uint8)
 
 
 def _times(left: np.ndarray, right: np.ndarray) -> np.ndarray:

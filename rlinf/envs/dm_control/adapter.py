@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     require_known,
     require_package,
     require_picture_sizes,
@@ -120,14 +121,10 @@ class DmControlEnv(SimulatorEnv):
         self._painter: Any = None
         self.task_descriptions = (options.task.replace("-", " ").replace("_", " "),)
         first, _ = self.reset(seed=0)
-        shape = first["states"].shape
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, shape, np.float32)
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": first["states"].shape}
         if options.images:
-            size = options.image_size
-            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes["main_images"] = (options.image_size, options.image_size, 3)
+        self.observation_space = observation_space(shapes)
         limits = self._env.action_spec()
         low, high = (
             np.broadcast_to(limit, limits.shape).astype(np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import importlib
 import json
-import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,8 @@ from rlinf.envs.base import (
     require_known,
     require_package,
 )
-from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.envs.batches import row_space
+from rlinf.envs.requirements import Requirements, source_folder
 from rlinf.errors import ConfigError
 
 TASKS = (
@@ -138,6 +138,7 @@ class BehaviorEnv(SimulatorBatch):
         disk_mb=8000,
         licence="MIT; Isaac Sim and the scenes under their own licences",
         source="a checkout of github.com/StanfordVL/BEHAVIOR-1K",
+        source_folders=("OmniGibson", "bddl3"),
         assets="Isaac Sim 4.5 from NVIDIA's index and the scenes, by that checkout's setup.sh",
         accelerator=True,
     )
@@ -155,14 +156,7 @@ class BehaviorEnv(SimulatorBatch):
         self._seen = self._observations()
         limits = np.array([pair for pairs in JOINTS.values() for pair in pairs], np.float32)
         self.action_space = spaces.Box(limits[:, 0], limits[:, 1], dtype=np.float32)
-        self.observation_space = spaces.Dict(
-            {
-                key: spaces.Box(0, 255, value.shape[1:], np.uint8)
-                if value.dtype == np.uint8
-                else spaces.Box(-np.inf, np.inf, value.shape[1:], np.float32)
-                for key, value in self._seen.items()
-            }
-        )
+        self.observation_space = row_space(self._seen)
 
     @classmethod
     def check(cls, options: BehaviorOptions, max_episode_steps: int) -> None:
@@ -231,7 +225,7 @@ class BehaviorEnv(SimulatorBatch):
 def _find_source() -> None:
     """Let the packages of the checkout be imported, if one was given."""
     for folder in ("OmniGibson", "bddl3"):
-        path = Path(os.environ.get(SOURCE_VARIABLE, ".")) / folder
+        path = source_folder() / folder
         if path.is_dir() and str(path) not in sys.path:
             sys.path.insert(0, str(path))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,13 +12,16 @@ from gymnasium import spaces
 
 from rlinf.envs.base import (
     INSTRUCTION_KEY,
+    INSTRUCTION_SHAPE,
     Observation,
     SimulatorEnv,
     instruction_bytes,
-    instruction_space,
+    observation_space,
+    package_folder,
     quiet,
     require_known,
     require_package,
+    spaced,
 )
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
@@ -136,26 +138,22 @@ class RobocasaEnv(SimulatorEnv):
                 camera_widths=options.image_size,
                 camera_heights=options.image_size,
             )
-        self.task_descriptions = (_words(options.task),)
+        self.task_descriptions = (spaced(options.task),)
         self._picture = np.zeros((options.image_size, options.image_size, 3), np.uint8)
         size = sum(width for _, width in STATES[options.states])
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, (size,), np.float32),
-            INSTRUCTION_KEY: instruction_space(),
-        }
+        shapes: dict[str, tuple[int, ...]] = {"states": (size,), INSTRUCTION_KEY: INSTRUCTION_SHAPE}
         if options.images:
             shape = (options.image_size, options.image_size, 3)
             for key in CAMERAS:
-                several = (1, *shape) if key == "extra_view_images" else shape
-                parts[key] = spaces.Box(0, 255, several, np.uint8)
-        self.observation_space = spaces.Dict(parts)
+                shapes[key] = (1, *shape) if key == "extra_view_images" else shape
+        self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (12,), np.float32)
 
     @classmethod
     def check(cls, options: RobocasaOptions, max_episode_steps: int) -> None:
         """Refuse what RoboCasa has not, and missing assets."""
         require_package("robocasa", cls.requirements)
-        folder = package_folder()
+        folder = package_folder("robocasa")
         require_known("task", options.task, sorted(horizons(folder)))
         require_known("split", options.split, SPLITS)
         require_known("states", options.states, tuple(STATES))
@@ -214,12 +212,6 @@ class RobocasaEnv(SimulatorEnv):
         return np.concatenate(parts).astype(np.float32)
 
 
-def package_folder() -> Path:
-    """Return where RoboCasa's package lies, without importing it."""
-    found = importlib.util.find_spec("robocasa")
-    return Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
-
-
 def horizons(folder: Path) -> dict[str, int]:
     """Return the tasks of RoboCasa's package that have data, and the steps of an episode of each.
 
@@ -241,8 +233,3 @@ def horizons(folder: Path) -> dict[str, int]:
         for field in task.value.keywords
         if field.arg == "horizon"
     }
-
-
-def _words(name: str) -> str:
-    """Return ``CloseDrawer`` as ``close drawer``."""
-    return "".join(f" {letter.lower()}" if letter.isupper() else letter for letter in name).strip()

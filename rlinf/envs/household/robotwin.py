@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +12,13 @@ from gymnasium import spaces
 
 from rlinf.envs.base import (
     INSTRUCTION_KEY,
+    INSTRUCTION_SHAPE,
     BatchStep,
     Observation,
     SimulatorBatch,
     instruction_bytes,
-    instruction_space,
+    observation_space,
+    package_folder,
     require_known,
     require_package,
 )
@@ -107,14 +108,13 @@ class RobotwinEnv(SimulatorBatch):
         self._solved = np.zeros(num_envs, bool)
         self._shifts = np.zeros(num_envs, np.int64)
         side = (options.crop, options.crop) if options.crop else (240, 320)
-        parts: dict[str, spaces.Space[Any]] = {
-            "states": spaces.Box(-np.inf, np.inf, (JOINTS,), np.float32),
-            INSTRUCTION_KEY: instruction_space(),
+        shapes: dict[str, tuple[int, ...]] = {
+            "states": (JOINTS,),
+            INSTRUCTION_KEY: INSTRUCTION_SHAPE,
         }
         if options.images:
-            parts["main_images"] = spaces.Box(0, 255, (*side, 3), np.uint8)
-            parts["wrist_images"] = spaces.Box(0, 255, (2, *side, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes.update(main_images=(*side, 3), wrist_images=(2, *side, 3))
+        self.observation_space = observation_space(shapes)
         high = np.full(JOINTS, np.pi, np.float32)
         low = -high
         low[list(_GRIPPERS)], high[list(_GRIPPERS)] = 0.0, 1.0
@@ -124,7 +124,7 @@ class RobotwinEnv(SimulatorBatch):
     def check(cls, options: RobotwinOptions, max_episode_steps: int) -> None:
         """Refuse what RoboTwin has not, and missing assets."""
         require_package("robotwin", cls.requirements)
-        require_known("task", options.task, sorted(step_limits(package_folder())))
+        require_known("task", options.task, sorted(step_limits(package_folder("robotwin"))))
         require_known("config", options.config, CONFIGS)
         require_known("planner", options.planner, PLANNERS)
         require_known("instructions", options.instructions, INSTRUCTIONS)
@@ -209,12 +209,6 @@ def centre(pictures: np.ndarray, side: int) -> np.ndarray:
         return pictures
     top, left = ((size - side) // 2 for size in pictures.shape[-3:-1])
     return pictures[..., top : top + side, left : left + side, :]
-
-
-def package_folder() -> Path:
-    """Return where RoboTwin's package lies, without importing it."""
-    found = importlib.util.find_spec("robotwin")
-    return Path(next(iter(found.submodule_search_locations or ()))) if found else Path()
 
 
 def step_limits(folder: Path) -> dict[str, int]:

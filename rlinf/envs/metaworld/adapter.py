@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -16,6 +17,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    observation_space,
     require_known,
     require_picture_sizes,
 )
@@ -96,13 +98,12 @@ class MetaWorldEnv(SimulatorEnv):
         )
         if options.camera != "gripperPOV":  # which may be shut in between the fingers
             self.never_black = ("main_images",)
-        parts: dict[str, spaces.Space[Any]] = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         if options.states:
-            parts["states"] = spaces.Box(-np.inf, np.inf, (STATE_SIZE,), np.float32)
+            shapes["states"] = (STATE_SIZE,)
         if options.images:
-            size = options.image_size
-            parts["main_images"] = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        self.observation_space = spaces.Dict(parts)
+            shapes["main_images"] = (options.image_size, options.image_size, 3)
+        self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
     @classmethod
@@ -126,6 +127,9 @@ class MetaWorldEnv(SimulatorEnv):
         from metaworld.policies import ENV_POLICY_MAP
 
         policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
+
+        # They ask for more than the box holds, and say so each time; it is clipped below.
+        warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high")
 
         def act(observation: Observation) -> np.ndarray:
             policy = policies[int(observation.get(TASK_IDS, np.zeros(())))]

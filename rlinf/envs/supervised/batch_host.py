@@ -181,14 +181,7 @@ class BatchHost(EnvHost):
             self._finals.write(_row(finals, position), row)
             self._block["terminated"][row] = terminated[position]
             self._block["truncated"][row] = truncated[position]
-            self._episodes.record(row, valid=True)
-            if self.rules.auto_reset or self.rules.episodes is not None:
-                self._block["final"][row] = True
-                self._block["index"][row] += 1
-                self._block["attempt"][row] = 0
-            else:
-                self._observations.copy_row(self._finals, row)
-                self._block["status"][row] = Status.ENDED
+            self._end_episode(row)
 
     def _begin_next(self, stage: int, broken: Sequence[int]) -> None:
         """Begin episodes in the rows that ended within a chunk, and in those that broke."""

@@ -167,14 +167,18 @@ class EnvHost:
     def _run_chunk(self, row: int, actions: np.ndarray) -> None:
         """Execute ``actions`` [C, A] in ``row``, up to the end of the episode."""
         block, rules, env = self._block.arrays, self.rules, self._envs[row]
-        log, rewards, last = block["log"], block["rewards"], len(actions) - 1
+        log, rewards = block["log"], block["rewards"]
         steps, total = int(block["steps"][row]), float(block["episode_return"][row])
         success_once = bool(block["success_once"][row])
         fail_once = bool(block["fail_once"][row])
         success = terminated = truncated = False
         observation: Any = None
+        last = min(len(actions), rules.max_episode_steps - steps) - 1
+        blind = last - env.observation_steps  # up to here nothing is looked at
         for column, action in enumerate(actions):
-            observation, reward, ended, cut, info = self._step_env(env, action, blind=column < last)
+            observation, reward, ended, cut, info = self._step_env(
+                env, action, blind=column <= blind
+            )
             value = checked_reward(reward)
             log[row, steps] = action
             steps += 1
@@ -202,7 +206,8 @@ class EnvHost:
         if ended_now:
             block["terminated"][row] = terminated
             block["truncated"][row] = truncated
-            self._end_episode(row)
+            if self._end_episode(row):
+                self._begin_episode(row)
 
     def _with_task(self, observation: Any, row: int) -> Any:
         """The observation with the task that the env is in, where there are several."""
@@ -218,16 +223,18 @@ class EnvHost:
             return (None, *guarded(env.step_blind, given))
         return guarded(env.step, given)
 
-    def _end_episode(self, row: int) -> None:
+    def _end_episode(self, row: int) -> bool:
+        """Record the episode of ``row``; whether another one follows in it."""
         self._episodes.record(row, valid=True)
-        if self.rules.auto_reset or self.rules.episodes is not None:
+        follows = self.rules.auto_reset or self.rules.episodes is not None
+        if follows:
             self._block["final"][row] = True
             self._block["index"][row] += 1
             self._block["attempt"][row] = 0
-            self._begin_episode(row)
         else:
             self._observations.copy_row(self._finals, row)
             self._block["status"][row] = Status.ENDED
+        return follows
 
     def _begin_episode(self, row: int) -> None:
         """Reset the env of ``row`` into its next episode.

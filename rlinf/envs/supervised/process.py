@@ -12,6 +12,7 @@ from typing import Any
 
 from rlinf.envs.base import REGISTRY, Simulator, SimulatorBatch, SimulatorEnv
 from rlinf.envs.spec import spec_of
+from rlinf.envs.successive import successive
 from rlinf.envs.supervised.batch_host import BatchHost
 from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.host import EnvHost
@@ -86,7 +87,10 @@ class _Server:
             os.sched_setaffinity(0, settings["affinity"])
         self._settings = settings
         rows = [row for stage in settings["rows"] for row in stage]
-        adapter = self._adapter = REGISTRY.load(settings["type"])
+        adapter = REGISTRY.load(settings["type"])
+        if issubclass(adapter, SimulatorEnv):
+            adapter = successive(adapter, settings["observation_steps"])
+        self._adapter = adapter
         first: Simulator
         if issubclass(adapter, SimulatorBatch):
             self._batches = [self._make_batch(len(stage)) for stage in settings["rows"]]

@@ -129,6 +129,7 @@ class SupervisedVectorEnv(VectorEnv):
             {
                 "type": config.type,
                 "options": dataclasses.asdict(config.adapter_options),
+                "observation_steps": config.observation_steps,
                 "rules": dataclasses.asdict(rules),
                 "numbers": self.numbers,
                 "num_envs": num_envs,

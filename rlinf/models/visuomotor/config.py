@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.config.component import illegal
+from rlinf.config.component import illegal, refuse_unused
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
 
@@ -63,6 +63,7 @@ class DiffusionConfig(VisuomotorConfig):
 
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
+    reads_earlier = True
     type: Literal["diffusion"] = "diffusion"
     """Which policy this section configures."""
     denoising_steps: int = Field(default=10, ge=1)
@@ -79,8 +80,8 @@ class DiffusionConfig(VisuomotorConfig):
     prediction: Literal["epsilon", "sample"] = "epsilon"
     """What a model of random weights predicts: the noise, or the actions without it."""
     repeat_observation: bool = False
-    """Accept a published model of several successive observations, and let the present one stand
-    for those before it, as lerobot does at the begin of an episode."""
+    """Accept a published model of more successive observations than the environment shows
+    (`env.train.observation_steps`), and let the present one stand for those before it."""
 
     @property
     def normalised_by(self) -> Method:
@@ -94,6 +95,10 @@ class DiffusionConfig(VisuomotorConfig):
 
     @model_validator(mode="after")
     def _check_denoising(self) -> Self:
+        if self.method == "ddim":
+            refuse_unused(self, ["min_std", "random_steps"], without="method: ddpm")
+        if self.path is not None and self.prediction != "epsilon":
+            raise illegal("prediction", "the directory says which it is", hint="leave it out")
         if self.method == "ddpm" and not self.min_std and self.denoising_steps < 2:
             raise illegal(
                 "denoising_steps", "the last step is not random without min_std", hint="nearest: 2"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from rlinf.envs.observation_names import earlier
 from rlinf.errors import ConfigError
 from rlinf.models.policy import RAW_ACTIONS, NoiseSpec
 from rlinf.models.visuomotor.config import DiffusionConfig
@@ -82,7 +83,10 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
     def __init__(
         self, config: DiffusionConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
+        self._shown = env_spec.observation_steps
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        states = ["states"] if self._reads_states else []
+        self._read_keys = [*dict.fromkeys(view[0] for view in self.views if view), *states]
         said: Mapping[str, Any] = {} if self._published is None else self._published.settings
         self.prediction: Prediction = said.get("prediction_type", config.prediction)
         self.clip: float | None = None
@@ -110,11 +114,12 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         published.setting("prediction_type", ("epsilon", "sample"))
         published.setting("beta_schedule", ("squaredcos_cap_v2", "linear", "scaled_linear"))
         history = settings.get("n_obs_steps", 2)
-        if history > 1 and not self._config.repeat_observation:
+        if history > self._shown and not self._config.repeat_observation:
             raise ConfigError(
-                f"{published.path} reads {history} successive observations (n_obs_steps), an "
-                "environment gives the present one; nearest: repeat_observation: true, which lets "
-                "it stand for those before it",
+                f"{published.path} reads {history} successive observations (n_obs_steps), the "
+                f"environment shows {self._shown}; nearest: env.train.observation_steps: "
+                f"{history}; or repeat_observation: true, which lets the present one stand for "
+                "those before it",
                 key="repeat_observation",
             )
         self.begin = history - 1
@@ -165,6 +170,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
                 backbone=ResNetSize((1, 1, 1), (32, 64, 96), "group"),
                 views=len(self.views), encoders=len(self.views), key_points=16, horizon=horizon,
                 action_dim=action_dim, state_dim=state_dim, channels=channels, step_width=32,
+                history=self._shown,
             )
         )  # fmt: skip
 
@@ -173,9 +179,21 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
     def _read(
         self, observations: Mapping[str, Tensor], corner: Tensor | None = None
     ) -> tuple[Tensor]:
-        """The condition [B, condition]."""
-        pictures = self._pixels(self._seen(observations))
-        return (self.network.condition(pictures, self._states(observations), corner),)
+        """The condition [B, condition], the oldest step first."""
+        history = self.network.size.history
+        if history > self._shown:
+            return (self._features(observations, corner).repeat(1, history),)
+        found = [
+            self._features(
+                {key: observations[earlier(key, back)] for key in self._read_keys}, corner
+            )
+            for back in reversed(range(history))
+        ]
+        return (torch.cat(found, -1),)
+
+    def _features(self, step: Mapping[str, Tensor], corner: Tensor | None) -> Tensor:
+        """Of one step [B, condition / history]."""
+        return self.network.features(self._pixels(self._seen(step)), self._states(step), corner)
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
         """[B] int64 of 0 to T − 1, ever smaller."""

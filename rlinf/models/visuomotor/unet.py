@@ -83,10 +83,10 @@ class DiffusionNetwork(nn.Module):
             yield from cast(_Encoder, encoder).backbone.blocks()
         yield from (part for part in self.unet.modules() if isinstance(part, _Residual))
 
-    def condition(
+    def features(
         self, pictures: Sequence[Tensor], states: Tensor, corner: Tensor | None = None
     ) -> Tensor:
-        """[B, condition] float32.
+        """[B, condition / history] float32, what one step adds to the condition.
 
         Args:
             pictures: Of each view [B, 3, height, width], normalised.
@@ -98,7 +98,7 @@ class DiffusionNetwork(nn.Module):
         for number, picture in enumerate(pictures):
             encoder = self.rgb_encoder[number if size.encoders > 1 else 0]
             found.append(encoder(self._cut(picture, corner)).float())
-        return torch.cat(found, dim=-1).repeat(1, size.history)
+        return torch.cat(found, dim=-1)
 
     def denoise(self, condition: Tensor, x: Tensor, time: Tensor) -> Tensor:
         """[B, H, A'] float32 from noisy actions [B, H, A'] at times [B]."""

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.config.component import illegal
+from rlinf.checkpoint.weights_file import require_weights
+from rlinf.config.component import illegal, refuse_unused
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
@@ -129,16 +130,18 @@ class PublishedConfig(ModelConfig):
     def check(self) -> None:
         """Look for what is named, before anything is read."""
         if self.path is not None and not (self.path.expanduser() / "config.json").is_file():
-            found = "is a file" if self.path.expanduser().is_file() else "has no config.json"
+            directory = self.path.expanduser()
+            found = "is a file" if directory.is_file() else "has no config.json"
+            found = found if directory.exists() else "does not exist"
             raise ConfigError(
                 f"{self.path} {found}; nearest: the directory of a published model, or `weights` "
                 "for the policy.safetensors of a run",
                 key="path",
             )
-        for key in ("weights", "statistics"):
-            named = getattr(self, key)
-            if named is not None and not named.expanduser().is_file():
-                raise ConfigError(f"there is no file {named}", key=key)
+        if self.weights is not None:
+            require_weights(self.weights, key="weights")
+        if self.statistics is not None and not self.statistics.expanduser().is_file():
+            raise ConfigError(f"there is no file {self.statistics}", key="statistics")
 
 
 class VLAConfig(PublishedConfig):
@@ -219,6 +222,12 @@ class FlowConfig(VLAConfig):
         low, high = self.noise_bounds
         if not 0 < low < high:
             raise illegal("noise_bounds", f"are [{low}, {high}]", hint="0 < the first < the second")
+        if self.method not in ("flow_sde", "flow_cps"):
+            refuse_unused(self, ["noise_level"], without="method: flow_sde")
+        if self.method != "flow_noise":
+            refuse_unused(self, ["noise_bounds"], without="method: flow_noise")
+        if self.method == "ode":
+            refuse_unused(self, ["random_steps"], without="method: flow_sde")
         if self.method == "flow_cps" and self.denoising_steps < 2:
             raise illegal(
                 "denoising_steps", "the last step of flow_cps is not random", hint="nearest: 2"

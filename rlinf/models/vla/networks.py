@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.pi0.network import TransformerSize
+
+if TYPE_CHECKING:
+    from rlinf.envs.spec import EnvSpec
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -52,6 +55,10 @@ class Published:
         mlp, width = self.shape(f"{part}.layers.0.{inner}.weight")
         return TransformerSize(width, self.layers(part), mlp)
 
+    def vision_heads(self, vision: TransformerSize) -> int:
+        """Heads of the vision tower, which weights do not tell: those of SigLIP of its width."""
+        return 16 if vision.width == 1152 else vision.width // 64
+
     def refuse_others(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Refuse a directory that wants something computed which is not, rather than compute else.
 
@@ -66,6 +73,17 @@ class Published:
                     f"not computed here; nearest: a model with {value}",
                     key="path",
                 )
+
+
+def tiny_ends(config: FlowConfig, env_spec: EnvSpec) -> dict[str, Any]:
+    """What a small network for pictures of about 64 × 64 reads and writes: names of sizes."""
+    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
+    return {
+        "image": 64,
+        "horizon": config.horizon or config.num_action_chunks,
+        "action_dim": config.conventions.model_dim(env_spec.action_dim),
+        "state_dim": max(state_dim, 1),
+    }
 
 
 def fresh_network(make: Callable[[], Network], *, seed: int) -> Network:

@@ -200,6 +200,14 @@ class EvaluatedConfig(PlacedConfig):
                 f"is {param}, but policies of type {self.model.type} act and train in float32",
                 hint="nearest: float32",
             )
+        for key, section in self.env.sections.items():
+            if section.observation_steps > 1 and not self.model.reads_earlier:
+                yield illegal(
+                    f"{key}.observation_steps",
+                    f"is {section.observation_steps}, but policies of type {self.model.type} read "
+                    "the present observation alone",
+                    hint="nearest: 1, or model.type: diffusion",
+                )
         if self.divides_policy and self.cluster.runtime == "local":
             yield illegal(
                 "actor.type",

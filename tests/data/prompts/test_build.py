@@ -179,6 +179,12 @@ def test_a_file_without_use_is_an_error(tokenizer, write, name, content, reason)
         build(tokenizer, [write(name, content)])
 
 
+def test_a_csv_field_may_be_long(tokenizer, write):
+    path = write("a.csv", b"prompt,solutions\n" + b"1" * 150_000 + b",1\n")
+    with pytest.raises(ConfigError, match="1 too long"):
+        build(tokenizer, [path], max_prompt_length=4)
+
+
 def test_csv_rows_of_another_width_are_broken(tokenizer, write):
     path = write("a.csv", b"prompt,solutions\n1,1\n2\n3,3,3\n")
     report = build(tokenizer, [path]).train.report

@@ -149,7 +149,7 @@ def act() -> None:
 
 
 def diffusion() -> None:
-    """Two successive observations that are the same, and a window that is cut out of pictures."""
+    """Two successive observations, the same and others; a window is cut out of pictures."""
     torchvision.models.resnet18 = small(16)
     policy, before, after, known = begin(
         "diffusion", ("DiffusionConfig", "DiffusionPolicy"), n_obs_steps=2, horizon=HORIZON,
@@ -168,16 +168,16 @@ def diffusion() -> None:
     drawn = iter(io["steps"].unbind(1))
     scheduling.randn_tensor = lambda *_, **__: next(drawn)
 
-    def acted() -> Tensor:
-        found: Tensor = after(policy.predict_action_chunk(dict(twice), noise=io["start"]))
+    def acted(seen: dict[str, Tensor]) -> Tensor:
+        found: Tensor = after(policy.predict_action_chunk(dict(seen), noise=io["start"]))
         return found
 
-    io["acted"] = acted()
+    io["acted"] = acted(twice)
     schedulers = importlib.import_module("diffusers.schedulers.scheduling_ddim")
     policy.diffusion.noise_scheduler = schedulers.DDIMScheduler(
         num_train_timesteps=20, beta_schedule="squaredcos_cap_v2"
     )
-    io["acted_ddim"] = acted()
+    io["acted_ddim"] = acted(twice)
     # All of a recorded chunk counts there, also what is before the present step.
     io |= {"noise": torch.randn(ROWS, HORIZON, ACTIONS), "time": torch.tensor([3, 17])}
     reals = torch.randn, torch.randint
@@ -187,6 +187,11 @@ def diffusion() -> None:
         "action": batch["action"], "action_is_pad": torch.zeros(ROWS, HORIZON, dtype=torch.bool),
     }).detach()  # fmt: skip
     torch.randn, torch.randint = reals
+    ago = given()
+    earlier = before(as_lerobot(ago, known))
+    io |= {f"{name}@1": ago[name] for name in ("states", "front", "wrist")}
+    both = {name: torch.stack([earlier[name], batch[name]], dim=1) for name in twice}
+    io["acted_after_another"] = acted(both)
     save("diffusion", policy, (before, after), io)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from rlinf.models.visuomotor.noise_schedule import both_ends, kept_shares, mixed
 from rlinf.models.visuomotor.unet import DiffusionNetwork, DiffusionSize
 
 from .support import (
+    BOTH,
     CHUNK,
     PARITY,
+    PUBLISHED,
     ROWS,
     SPEC,
     as_before_processors,
@@ -39,10 +42,12 @@ from .support import (
 STEPS, HORIZON = 4, 8
 NAMES = "fc53ccc055e62f362f89ec8f3ce8bfd951c4c7bfc78c6ee4c5525d9bd196d4e6"
 """What `make_parity.py names` prints for the published size, of all that is not computed."""
-GIVEN: dict[str, Any] = {
-    "num_action_chunks": 6, "denoising_steps": STEPS, "random_steps": "all", "min_std": 0,
+PLAIN: dict[str, Any] = {
+    "num_action_chunks": 6,
+    "denoising_steps": STEPS,
     "repeat_observation": True,
-}  # fmt: skip
+}
+GIVEN: dict[str, Any] = {**PLAIN, "random_steps": "all", "min_std": 0}
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,7 @@ def test_actions_are_those_of_the_original(
 
 
 def test_without_random_steps_they_are_those_of_its_other_scheduler(io: dict[str, Tensor]) -> None:
-    policy = published("diffusion", PARITY / "diffusion", **{**GIVEN, "method": "ddim"})
+    policy = published("diffusion", PARITY / "diffusion", **PLAIN, method="ddim")
     found = policy.sample(observed(io), {"start": io["start"]}).actions
     assert (io["acted"] - io["acted_ddim"]).abs().max() > 0.01
     torch.testing.assert_close(found, io["acted_ddim"], atol=1e-5, rtol=0)
@@ -151,8 +156,48 @@ def test_what_is_not_computed_is_refused(
         published("diffusion", path, **GIVEN)
 
 
+def _successive(spec: Any) -> Any:
+    """The spec of an environment that shows two successive observations."""
+    return replace(
+        spec,
+        observation_shapes={f"{key}{age}": shape for age in ("", "@1")
+                            for key, shape in spec.observation_shapes.items()},
+        observation_dtypes={f"{key}{age}": kind for age in ("", "@1")
+                            for key, kind in spec.observation_dtypes.items()},
+    )  # fmt: skip
+
+
+def test_what_was_seen_before_is_read_as_the_original_does(io: dict[str, Tensor]) -> None:
+    given = {**PLAIN, "method": "ddim", "repeat_observation": False}
+    policy = published("diffusion", PARITY / "diffusion", _successive(PUBLISHED), **given)
+    before = {
+        f"{name}@1": each
+        for name, each in observed(
+            {name: io[f"{name}@1"] for name in ("states", "front", "wrist")}
+        ).items()
+    }
+    found = policy.sample(observed(io) | before, {"start": io["start"]}).actions
+    assert (io["acted_after_another"] - io["acted_ddim"]).abs().max() > 0.01
+    torch.testing.assert_close(found, io["acted_after_another"], atol=1e-5, rtol=0)
+
+
+def test_a_small_one_reads_what_the_environment_shows() -> None:
+    config = REGISTRY.load("diffusion")(preset="tiny", num_action_chunks=CHUNK, cameras=BOTH)
+    policy = config.build(_successive(SPEC), value_dim=1, seed=0)
+    now = seen()
+    inputs = now | {f"{name}@1": each for name, each in now.items()}
+    other = inputs | {"states@1": -now["states"]}
+    noise = drawn(policy)
+    acted = policy.sample(inputs, noise)
+    assert policy.network.size.history == 2
+    assert not torch.equal(policy.sample(other, noise).actions, acted.actions)
+    again = policy.evaluate_actions({**inputs, **acted.forward_inputs})
+    torch.testing.assert_close(again.log_probs, acted.log_probs)
+
+
 def test_what_was_seen_before_is_repeated_only_if_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"2 successive observations .* repeat_observation: true"):
+    match = r"2 successive .* shows 1; nearest: env.train.observation_steps: 2; or repeat"
+    with pytest.raises(ConfigError, match=match):
         published("diffusion", PARITY / "diffusion", **{**GIVEN, "repeat_observation": False})
     with pytest.raises(ConfigError, match=r"8 actions .* gives 7 at once; nearest: 7"):
         published("diffusion", PARITY / "diffusion", **{**GIVEN, "num_action_chunks": 8})
@@ -162,6 +207,14 @@ def test_illegal_sections_name_the_nearest_legal_value() -> None:
     section = REGISTRY.load("diffusion")
     with pytest.raises(ValidationError, match="nearest: 2"):
         section(preset="tiny", denoising_steps=1, min_std=0)
+    for given in ({"min_std": 0.2}, {"random_steps": "all"}):
+        with pytest.raises(ValidationError, match="has no effect without method: ddpm"):
+            section(preset="tiny", method="ddim", **given)
+    with pytest.raises(ValidationError, match="the directory says which it is; leave it out"):
+        section(path="published", prediction="sample")
+    # As the configuration of a run has them, all keys written out.
+    section(path="published", prediction="epsilon")
+    section(preset="tiny", method="ddim", min_std=0.1, random_steps="one")
     with pytest.raises(ConfigError, match=r"9 is no multiple of 2.* nearest: 10"):
         tiny("diffusion", horizon=9)
 

@@ -93,6 +93,12 @@ def cut(directory: Path) -> Path:
     return directory
 
 
+def empty(directory: Path) -> Path:
+    """A directory with nothing in it."""
+    (directory / "empty").mkdir()
+    return directory / "empty"
+
+
 def trained(directory: Path) -> Path:
     """What a run left behind, of another type of model."""
     path = directory / "policy.safetensors"
@@ -119,14 +125,24 @@ CASES: dict[str, tuple[Any, str]] = {
     "both": (lambda d: {**TINY, "path": d}, "both are given of path and preset"),
     "a file as path": (lambda d: {"path": d / "model.safetensors"}, "is a file; nearest: the dir"),
     "a run's file as path": (lambda d: {"path": trained(d)}, "or `weights` for the policy"),
-    "no directory": (lambda d: {"path": d / "nothing"}, "has no config.json; nearest"),
+    "no directory": (lambda d: {"path": d / "nothing"}, "nothing does not exist; nearest"),
+    "an empty directory": (lambda d: {"path": empty(d)}, "has no config.json; nearest"),
     "no such weights": (lambda d: {**TINY, "weights": d / "nothing"}, "there is no file"),
     "weights of another model": (
         lambda d: {**TINY, "weights": trained(d)},
         r"trained from other weights \(pi0 tiny, seed 0\)",
     ),
     "weights that are none": (
-        lambda d: {**TINY, "weights": d / "config.json"}, r"^model\.weights: .* holds no weights"
+        lambda d: {**TINY, "weights": d / "config.json"}, r"^weights: .* holds no weights"
+    ),
+    "half a file of weights": (
+        lambda d: {**TINY, "weights": cut(d) / "model.safetensors"}, "^weights: .* or was cut off"
+    ),
+    "a directory as weights": (
+        lambda d: {**TINY, "weights": d}, r"^weights: .* is a directory; a run leaves its policy"
+    ),
+    "the directory of a run as weights": (
+        lambda d: {**TINY, "weights": trained(d).parent}, r"nearest: \S*/policy\.safetensors$"
     ),
     "missing camera": (lambda d: {**TINY, "cameras": ["main_image"]}, "did you mean `main_images`"),
     "no camera": (lambda d: {**TINY, "cameras": [None]}, "name one"),

@@ -21,9 +21,8 @@ from rlinf.models.config import type_of_directory
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import resized_pixels
-from rlinf.models.vla.wall_oss.layouts import LAYOUTS
 from rlinf.models.vla.wall_oss.network import WallNetwork, WallPrefix, WallSize, grid_positions
-from rlinf.models.vla.wall_oss.policy import WallOSSPolicy
+from rlinf.models.vla.wall_oss.policy import LAYOUTS, WallOSSPolicy
 from rlinf.models.vla.wall_oss.vision import _DEVIATION, _MEAN
 from tests.models.test_policies import env_spec
 from tests.models.vla.support import (

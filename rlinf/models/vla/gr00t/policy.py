@@ -19,7 +19,7 @@ from rlinf.models.vla.gr00t.layouts import LAYOUTS
 from rlinf.models.vla.gr00t.network import GR00TNetwork, GR00TSize
 from rlinf.models.vla.gr00t.prompts import TINY_PICTURE, eagle_encode, prompt, tiny_encode
 from rlinf.models.vla.instructions import PicturePrompts
-from rlinf.models.vla.networks import Published, fresh_network, published_network
+from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.preprocessing import cropped_pixels, side_by_side
@@ -152,9 +152,9 @@ class GR00TPolicy(FlowPolicy):
 
     def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
         """The mean of what was read, and the token of the state, as RLinf has it."""
-        mask = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
-        read = (prefix.hidden * mask).sum(1) / mask.sum(1)
-        return torch.cat([read, self.network.state_token(states, self._embodiment)[:, 0]], dim=-1)
+        return torch.cat(
+            [prefix.mean, self.network.state_token(states, self._embodiment)[:, 0]], dim=-1
+        )
 
     # -- training -----------------------------------------------------------------------------
 
@@ -165,7 +165,6 @@ class GR00TPolicy(FlowPolicy):
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> GR00TSize:
     """Of a small network for pictures of about 64 × 64."""
-    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     return GR00TSize(
         vision=TransformerSize(96, 2, 192),
         language=TransformerSize(96, 2, 192),
@@ -183,10 +182,7 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> GR00TSize:
         vocabulary=TINY_PICTURE + 1,
         picture_token=TINY_PICTURE,
         patch=16,
-        image=64,
-        horizon=config.horizon or config.num_action_chunks,
-        action_dim=config.conventions.model_dim(env_spec.action_dim),
-        state_dim=max(state_dim, 1),
+        **tiny_ends(config, env_spec),
     )
 
 
@@ -214,9 +210,7 @@ def _published_size(held: Published) -> GR00TSize:
         language=language,
         look=held.transformer("look", "ff_in"),
         expert=held.transformer("expert", "ff_in"),
-        vision_heads=backbone.get(
-            "vision_heads", 16 if vision.width == 1152 else vision.width // 64
-        ),
+        vision_heads=backbone.get("vision_heads", held.vision_heads(vision)),
         heads=shape("language.layers.0.self_attn.q_proj.weight")[0] // head_dim,
         kv_heads=shape("language.layers.0.self_attn.k_proj.weight")[0] // head_dim,
         head_dim=head_dim,

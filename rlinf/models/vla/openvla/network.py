@@ -277,18 +277,15 @@ class OpenVLANetwork(nn.Module):
         first = embedded.shape[1] - 1
         return cast(Tensor, hidden[:, first : first + actions])
 
-    def causal(
-        self, embedded: Tensor, mask: Tensor, *, cache: Any = None, new: int | None = None
-    ) -> Tensor:
+    def causal(self, embedded: Tensor, mask: Tensor, *, cache: Any = None) -> Tensor:
         """Hidden states [B, N, width] of N embeddings, the last ones of those that the mask [B, T]
         is of; the others are in the cache, which takes in the N."""
-        count = embedded.shape[1] if new is None else new
         return cast(
             Tensor,
             self.language_model.model(
                 inputs_embeds=embedded,
                 attention_mask=mask.long(),
-                position_ids=_positions(mask)[:, -count:],
+                position_ids=_positions(mask)[:, -embedded.shape[1] :],
                 past_key_values=cache,
                 use_cache=cache is not None,
             ).last_hidden_state,

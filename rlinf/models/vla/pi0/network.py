@@ -289,6 +289,12 @@ class Prefix:
     mask: Tensor
     hidden: Tensor
 
+    @property
+    def mean(self) -> Tensor:
+        """[B, W] of the hidden states of what there is."""
+        there = self.mask.unsqueeze(-1).to(self.hidden.dtype)
+        return (self.hidden * there).sum(1) / there.sum(1)
+
 
 class PI0Network(nn.Module):
     """The graph of π₀, or, with ``size.adaptive``, of π₀.₅."""

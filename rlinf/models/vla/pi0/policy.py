@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
-from rlinf.models.vla.networks import Published, fresh_network, published_network
+from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.config import PI05Config
 from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size, Prefix, TransformerSize
@@ -88,15 +88,11 @@ class PI0Policy(FlowPolicy):
 
     def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
         """Of π₀.₅ the mean of what was read."""
-        if not self.network.size.adaptive:
-            return super()._features(prefix, states)
-        mask = prefix.mask.unsqueeze(-1).to(prefix.hidden.dtype)
-        return (prefix.hidden * mask).sum(1) / mask.sum(1)
+        return prefix.mean if self.network.size.adaptive else super()._features(prefix, states)
 
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> PI0Size:
     """Of a small network for pictures of about 64 × 64."""
-    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     return PI0Size(
         adaptive=isinstance(config, PI05Config),
         vision=TransformerSize(96, 2, 192),
@@ -107,10 +103,7 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> PI0Size:
         head_dim=24,
         vocabulary=TINY_VOCABULARY,
         patch=16,
-        image=64,
-        horizon=config.horizon or config.num_action_chunks,
-        action_dim=config.conventions.model_dim(env_spec.action_dim),
-        state_dim=max(state_dim, 1),
+        **tiny_ends(config, env_spec),
     )
 
 

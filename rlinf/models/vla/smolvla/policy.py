@@ -14,7 +14,7 @@ from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import InstructionTable, encoding, read_tokenizer
 from rlinf.models.vla.loading import NameLayout
-from rlinf.models.vla.networks import Published, fresh_network, published_network
+from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
@@ -108,7 +108,6 @@ class SmolVLAPolicy(FlowPolicy):
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> SmolVLASize:
     """Of a small network for pictures of about 64 × 64."""
-    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     return SmolVLASize(
         vision=TransformerSize(96, 2, 192),
         language=TransformerSize(96, 2, 192),
@@ -118,11 +117,8 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> SmolVLASize:
         kv_heads=2,
         head_dim=24,
         vocabulary=TINY_VOCABULARY,
-        image=64,
         shuffle=2,
-        horizon=config.horizon or config.num_action_chunks,
-        action_dim=config.conventions.model_dim(env_spec.action_dim),
-        state_dim=max(state_dim, 1),
+        **tiny_ends(config, env_spec),
     )
 
 
@@ -147,9 +143,7 @@ def _published_size(held: Published) -> SmolVLASize:
         vision=vision,
         language=language,
         expert=expert,
-        vision_heads=settings.get(
-            "vision_heads", 16 if vision.width == 1152 else vision.width // 64
-        ),
+        vision_heads=settings.get("vision_heads", held.vision_heads(vision)),
         heads=held.shape("expert.layers.0.self_attn.q_proj.weight")[0] // head_dim,
         kv_heads=held.shape("expert.layers.0.self_attn.k_proj.weight")[0] // head_dim,
         head_dim=head_dim,

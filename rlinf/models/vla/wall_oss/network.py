@@ -3,7 +3,7 @@
 https://arxiv.org/abs/2509.11766 and github.com/X-Square-Robot/wall-x. Pictures, text and the state
 are a prefix that is read once; noisy actions follow it as tokens of the same sequence, which see
 the prefix and each other. Attention and norms are shared, the perceptron goes by the kind of token.
-The names of weights in published files are in :mod:`rlinf.models.vla.wall_oss.layouts`.
+The names of weights in published files are in :mod:`rlinf.models.vla.wall_oss.policy`.
 """
 
 from __future__ import annotations

@@ -14,17 +14,57 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import Encode, PicturePrompts, encoding, read_tokenizer
-from rlinf.models.vla.networks import Published, fresh_network, published_network
-from rlinf.models.vla.pi0.layouts import EMBEDDING
+from rlinf.models.vla.loading import NameLayout
+from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
+from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD
 from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 from rlinf.models.vla.preprocessing import resized_pixels
 from rlinf.models.vla.wall_oss.config import VIEWS, WallOSSConfig
-from rlinf.models.vla.wall_oss.layouts import LAYOUTS
 from rlinf.models.vla.wall_oss.network import ACTIONS, WallNetwork, WallSize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
+
+_TOWER = {
+    "attn.qkv": "qkv", "attn.proj": "proj", "mlp.gate_proj": "gate_proj",
+    "mlp.up_proj": "up_proj", "mlp.down_proj": "down_proj", "norm1": "norm1", "norm2": "norm2",
+}  # fmt: skip
+_HEAD = {
+    "w1": "action_in", "w2": "time_in", "w3": "time_out", "action_proj_back": "action_out",
+    "propri_proj": "state_proj",
+}  # fmt: skip
+
+
+def _rules(begin: str) -> tuple[tuple[str, str], ...]:
+    visual, text = f"{begin}visual", f"{begin}model"
+    head = f"{begin}action_preprocessor"
+    return (
+        (f"{visual}.patch_embed.proj", "vision.patch_embedding"),
+        *(
+            (f"{visual}.blocks.{{}}.{theirs}", f"vision.layers.{{}}.{ours}")
+            for theirs, ours in _TOWER.items()
+        ),
+        (f"{visual}.merger.ln_q", "vision.norm"),
+        (f"{visual}.merger.mlp.0", "vision.merge_in"),
+        (f"{visual}.merger.mlp.2", "vision.merge_out"),
+        (f"{text}.embed_tokens", "language.embed_tokens"),
+        (f"{text}.layers.{{}}.moe.experts", "language.layers.{}.experts"),
+        (f"{text}.layers", "language.layers"),
+        (f"{text}.norm", "language.norm"),
+        (f"{begin}lm_head", "language.lm_head"),
+        *((f"{head}.{theirs}", ours) for theirs, ours in _HEAD.items()),
+        # The units of the sets that it was trained on, by their names.
+        (f"{head}.normalizer_action", "units.action"),
+        (f"{head}.normalizer_propri", "units.state"),
+    )
+
+
+LAYOUTS = tuple(
+    NameLayout(name, _rules(begin), tied=((EMBEDDING, HEAD),), unused=(HEAD, "units."))
+    for name, begin in (("wall-x", ""), ("lerobot", "model."))
+)
+"""Names of the weights in published files."""
 
 _PICTURE, _STATE = "<|image_pad|>", "<|propri|>"
 _TINY = {_PICTURE: TINY_VOCABULARY, _STATE: TINY_VOCABULARY + 1}
@@ -163,7 +203,6 @@ def _published_tokens(config: FlowConfig) -> tuple[Encode, dict[str, int]]:
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> WallSize:
     """Of a small network for pictures of about 64 × 64."""
-    (state_dim,) = env_spec.observation_shapes.get("states") or (0,)
     return WallSize(
         vision=TransformerSize(64, 2, 128),
         language=TransformerSize(96, 2, 192),
@@ -177,10 +216,7 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> WallSize:
         window=2,
         whole=(1,),
         sections=(4, 4, 4),
-        image=64,
-        horizon=config.horizon or config.num_action_chunks,
-        action_dim=config.conventions.model_dim(env_spec.action_dim),
-        state_dim=max(state_dim, 1),
+        **tiny_ends(config, env_spec),
     )
 
 

@@ -1,0 +1,33 @@
+"""Whether a file of weights is there and whole; imports no torch, so that a recipe is checked in an
+instant."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from rlinf.errors import ConfigError
+
+POLICY_FILE = "policy.safetensors"
+"""What a run leaves behind in its directory."""
+
+
+def require_weights(path: Path, *, key: str) -> None:
+    """Refuse, by a ConfigError of ``key``, what is no whole safetensors file; no tensor is read."""
+    file = path.expanduser()
+    if file.is_dir():
+        hint = f"nearest: {path / POLICY_FILE}" if (file / POLICY_FILE).is_file() else _HINT
+        raise ConfigError(f"{path} is a directory; {hint}", key=key)
+    if not file.is_file():
+        raise ConfigError(f"there is no file {path}; {_HINT}", key=key)
+    try:
+        with safe_open(file, "numpy"):
+            pass
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(
+            f"{path} holds no weights, or was cut off: {error}; {_HINT}", key=key
+        ) from error
+
+
+_HINT = f"a run leaves its policy behind in {POLICY_FILE} of its directory"

@@ -43,13 +43,13 @@ def load_travelling(
     policy.load_state_dict(weights, strict=False)
 
 
-def check_base(policy: Policy, base: str | None, *, source: str) -> None:
-    """Refuse, by a ConfigError, weights that were trained on another base than the policy has."""
+def check_base(policy: Policy, base: str | None, *, source: str, key: str = "model.path") -> None:
+    """Refuse, by a ConfigError of ``key``, weights of another base than the policy has."""
     if base is not None and base != policy.base:
         raise ConfigError(
             f"{source} was trained from other weights ({base}) than the model has now "
             f"({policy.base}); nearest: the model that it was trained from",
-            key="model.path",
+            key=key,
         )
 
 
@@ -101,7 +101,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     of_values = {id(parameter) for parameter in policy.value_parameters()}
     critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
     if policy.base is not None and own.keys() - critic - found.keys():
-        check_base(policy, base, source=str(path))
+        check_base(policy, base, source=str(path), key=key)
         found = merged_adapters(found, own)
         own = {name: tensor for name, tensor in own.items() if name in found} if base else own
     if not critic & found.keys():

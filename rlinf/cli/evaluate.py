@@ -65,10 +65,8 @@ def evaluate(
     benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]
     path = run_given(source, ["--dry-run"] if dry_run else [], benchmarks)
     other = None if compare is None else find_run_or_checkpoint(compare)
-    if spec is not None and episodes is not None:
-        raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
-    if spec is not None and not spec.is_file():
-        raise ConfigError(f"--spec: no file '{spec}'")
+    if spec is not None:
+        _check_spec(spec, episodes)
     if server is not None:
         require_serving("--server")
         require_server(server)
@@ -82,6 +80,13 @@ def evaluate(
         task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
         compare=other, server=through,
     )  # fmt: skip
+
+
+def _check_spec(spec: Path, episodes: int | None) -> None:
+    if episodes is not None:
+        raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
+    if not spec.is_file():
+        raise ConfigError(f"--spec: no file '{spec}'")
 
 
 def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) -> AnyTask:

@@ -154,7 +154,7 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
         # A handler may interrupt a buffered write, so it writes past the buffers.
         os.write(
             sys.__stderr__.fileno() if sys.__stderr__ else 2,
-            b"\nStopping: the current step ends, then a checkpoint is committed. "
+            b"\nStopping: the step or evaluation under way ends, then a checkpoint is committed. "
             b"Ctrl-C again ends the run at once.\n",
         )
 

@@ -14,7 +14,7 @@ from typing import Any
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from rlinf.config.nearest import did_you_mean
+from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.yaml_source import read_value, read_yaml
 from rlinf.errors import ConfigError
 
@@ -92,9 +92,18 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         raise ConfigError(f"recipe file '{name_or_path}' must end in .yaml")
     if path.is_dir():
         raise ConfigError(f"'{name_or_path}' is a directory; a recipe is a file that ends in .yaml")
-    hint = did_you_mean(name, recipe_names())
     kind = "file or recipe" if Path(name_or_path).suffix in _SUFFIXES else "recipe"
-    raise ConfigError(f"no {kind} '{name_or_path}'; {hint or 'there are no ready recipes'}")
+    raise ConfigError(f"no {kind} '{name_or_path}'; {nearest_recipes(name)}")
+
+
+def nearest_recipes(name: str) -> str:
+    """Return a hint: the recipes whose last part is called like ``name``, or how to list them."""
+    known, last = recipe_names(), Path(name).name
+    close = [each for each in known if last and Path(each).name == last]
+    close = close or nearest_names(name, known)
+    if not close:
+        return "`rlinf list recipes` shows which there are"
+    return f"did you mean {' or '.join(f'`{each}`' for each in close)}?"
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:

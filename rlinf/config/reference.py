@@ -45,11 +45,20 @@ def _names_in(module: str) -> set[str] | None:
         raise ConfigError(f"there is no module {module}; {_siblings(module)}".rstrip("; "))
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    text = Path(spec.origin).read_text(encoding="utf-8")
+    return names_in_file(Path(spec.origin), f"the module {module}")
+
+
+def names_in_file(path: Path, called: str) -> set[str] | None:
+    """What a Python file defines or imports, without running it; None where it does not say so.
+
+    Raises:
+        ConfigError: It is no Python; ``called`` says in words what it is.
+    """
     try:
-        table = symtable.symtable(text, spec.origin, "exec")
-    except SyntaxError as error:
-        raise ConfigError(f"the module {module} cannot be imported: {error}") from error
+        text = path.read_text(encoding="utf-8")
+        table = symtable.symtable(text, str(path), "exec")
+    except (SyntaxError, ValueError) as error:  # of the text; of its encoding, of null bytes
+        raise ConfigError(f"{called} cannot be imported: {error}") from error
     symbols = table.get_symbols()
     names = {
         each.get_name()

@@ -27,6 +27,17 @@ class _RecipeLoader(yaml.SafeLoader):
         super().__init__(stream)
         self.deep_construct = True  # refuses an anchor that holds itself
 
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """``{type:math}`` is to YAML one key without a value: name what is missing."""
+        for pair in node.value:
+            plain = all(isinstance(part, yaml.ScalarNode) and part.style is None for part in pair)
+            key, value = pair
+            if plain and ":" in key.value and not value.value:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"`{key.value}` needs a space after its colon", key.start_mark
+                )
+        return super().construct_mapping(node, deep)
+
 
 _FLOAT = (
     r"^[-+]?(?:(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$"

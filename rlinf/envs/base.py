@@ -150,7 +150,7 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     """
 
     observation_steps: ClassVar[int] = 1
-    """Of how many successive steps the observations are shown, see :mod:`rlinf.envs.successive`."""
+    """Of how many successive steps the observations are shown; not an adapter's to say."""
 
     task_id: int = 0
     """Which of ``task_descriptions`` holds now; it may change at a reset, and within an episode."""
@@ -346,7 +346,7 @@ def require_known(key: str, value: str, known: Sequence[str]) -> None:
         raise ConfigError(f"no {key} `{value}`; {did_you_mean(value, known)}", key=f"options.{key}")
 
 
-def require_within(key: str, value: int, low: int, high: int) -> None:
+def require_within(key: str, value: float, low: int, high: int) -> None:
     """Refuse an option below ``low`` or above ``high``.
 
     Raises:

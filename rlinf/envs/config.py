@@ -157,7 +157,10 @@ class EnvConfig(StrictModel):
             "max_episode_steps": self.max_episode_steps,
         }
         process = SupervisedProcess(
-            "rlinf.envs.option_check", settings, environment=self.environment, python=python
+            "rlinf.envs.supervised.option_check",
+            settings,
+            environment=self.environment,
+            python=python,
         )
         try:
             process.receive(min(self.start_deadline, _CHECK_SECONDS))

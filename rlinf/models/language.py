@@ -115,9 +115,24 @@ def _loaded(config: LanguageModelConfig) -> Any:
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
         why = " ".join(str(error).split())[:300]
-        raise ConfigError(f"the model cannot be read: {why}", key="path") from error
+        what = "the model"
+        if isinstance(error, SafetensorError):
+            what = f"{_damaged_file(_directory(config))}, which is cut or damaged,"
+        raise ConfigError(f"{what} cannot be read: {why}", key="path") from error
     _check_weights(_directory(config), report)
     return model
+
+
+def _damaged_file(directory: Path) -> str:
+    """The first file of weights that does not open."""
+    from safetensors import SafetensorError, safe_open
+
+    for file in sorted(directory.glob("*.safetensors")):
+        try:
+            safe_open(file, "pt")
+        except SafetensorError:
+            return file.name
+    return "a file of weights"
 
 
 def _created(config: ArchitectureConfig, tokenizer: Any, seed: int) -> Any:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.config.reference import check_reference, names_in_file
 from rlinf.errors import ConfigError
 from rlinf.rewards.protocol import RewardFunction, RewardFunctionConfig
+
+Names = TypeVar("Names")
 
 
 class FunctionConfig(RewardFunctionConfig):
@@ -28,11 +31,15 @@ class FunctionConfig(RewardFunctionConfig):
     """Passed to the function by name."""
 
     def check(self) -> None:
-        """Look for the module or file, without running it: that is for the processes that score."""
+        """Look for the function in its module or file, without running these: that is for the
+        processes that score."""
         where, _, name = self.function.rpartition(":")
         if where.endswith(".py"):
             if not Path(where).is_file():
                 raise ConfigError(f"there is no file {where} in {Path.cwd()}", key="function")
+            names = _read(lambda: names_in_file(Path(where), where))
+            if names is not None and name not in names:
+                raise _no_function(where, name, names)
             return
         try:
             found = find_spec(where)
@@ -44,6 +51,7 @@ class FunctionConfig(RewardFunctionConfig):
                 f"./{where.replace('.', '/')}.py:{name}",
                 key="function",
             )
+        _read(lambda: check_reference(self.function))
 
     def build(self) -> RewardFunction:
         """``function(sample, **options)``; ConfigError where it cannot be imported or called."""
@@ -59,11 +67,24 @@ class FunctionConfig(RewardFunctionConfig):
             raise ConfigError(f"{where} cannot be imported: {reason}", key="function") from error
         function = getattr(module, name, None)
         if not callable(function):
-            others = [k for k, item in vars(module).items() if callable(item) and k[0] != "_"]
-            hint = did_you_mean(name, others)
-            text = f"{where} has no function {name}; {hint}".rstrip("; ")
-            raise ConfigError(text, key="function")
+            raise _no_function(
+                where, name, (k for k, item in vars(module).items() if callable(item))
+            )
         return function  # type: ignore[no-any-return]
+
+
+def _no_function(where: str, name: str, names: Iterable[str]) -> ConfigError:
+    hint = did_you_mean(name, [each for each in names if each[0] != "_"])
+    return ConfigError(f"{where} has no function {name}; {hint}".rstrip("; "), key="function")
+
+
+def _read(look: Callable[[], Names]) -> Names:
+    """What is found; of what is not, the key says where it was written."""
+    try:
+        return look()
+    except ConfigError as error:
+        error.key = "function"
+        raise
 
 
 def _module_of_file(path: str) -> ModuleType:

@@ -146,7 +146,9 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         state = run.groups.state()
         base = base_of(state)
         export_weights(path, acting_weights(state), {} if base is None else {BASE: base})
-        print(f"held-out episodes: {run.last_evaluation}")
+        print(f"held-out episodes: {run.last_evaluation}", flush=True)
+        if run.interrupted:  # what was learnt is written; a resumed run films it
+            return
         video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
         if video is not None:
             print(f"video of the trained policy: {video}", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
@@ -19,7 +20,7 @@ from rlinf.data.text_evaluation import (
     read_answers,
 )
 from rlinf.engines.config import SamplingConfig
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, UserError
 from rlinf.flow.graph import Flow, Stage
 from rlinf.rewards.math_answer import MathConfig
 from rlinf.runners.evaluation import Evaluator
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from rlinf.runners.run import Run
     from rlinf.workers.generation import GenerationReport
     from rlinf.workers.reward import RewardReport
+
+log = logging.getLogger(__name__)
 
 
 class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
@@ -210,8 +213,23 @@ class AnswerCounts(Counts):
             values = [value for part in parts for value in part.values[name]]
             # The exact sum: the order in which workers scored them changes nothing.
             metrics[f"reward/{name}"] = math.fsum(values) / max(len(values), 1)
+        self._tell_of_faults(parts)
         faults = sum((Counter(part.faults) for part in parts), Counter[str]())
         return metrics | self.add_faults(faults, "reward")
+
+    def _tell_of_faults(self, parts: Sequence[RewardReport]) -> None:
+        """Warn of what a run sees for the first time.
+
+        Raises:
+            UserError: Not one completion of the step could be scored, so that nothing is learnt.
+        """
+        reasons = {fault: why for part in parts for fault, why in part.reasons.items()}
+        if reasons and not any(values for part in parts for values in part.values.values()):
+            first = next(iter(reasons.values()))
+            raise UserError(f"no completion of the step could be scored; the first: {first}")
+        for fault, why in reasons.items():
+            if fault not in self.faults:
+                log.warning("a completion cannot be scored and is not trained on: %s", why)
 
     def _generated(
         self, parts: Sequence[GenerationReport], config: ReasoningConfig

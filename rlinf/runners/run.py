@@ -110,7 +110,7 @@ class Run:
                 observe(*self._step())
             self.save()
             self._progress.stop()
-            if not self._stop.is_set():
+            if not self.interrupted:
                 self.task.conclude(self)
                 self.directory.note_end(self._end)
         return self.state
@@ -128,8 +128,13 @@ class Run:
             why = f"to go on, resume with a larger {' or '.join(f'runner.{key}' for key in keys)}"
         print(f"nothing is left to train: {step} of {steps} steps were done; {why}", flush=True)
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._stop.is_set()
+
     def _finished(self) -> bool:
-        return self._stop.is_set() or self.task.finished or self.state.step >= self.task.steps
+        return self.interrupted or self.task.finished or self.state.step >= self.task.steps
 
     # -- a step ---------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
@@ -16,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from rlinf.scheduler.errors import HardwareError
+from rlinf.scheduler.profiler import close_window, open_window, profiled_range
 
 
 class AcceleratorType(StrEnum):
@@ -249,6 +251,26 @@ class AcceleratorUtil:
     def get_device_type(accelerator_type: AcceleratorType) -> str | None:
         """Device string of torch, None without an accelerator."""
         return _row(accelerator_type).device
+
+    @staticmethod
+    def start_profiling(accelerator_type: AcceleratorType, step_idx: int | None = None) -> None:
+        """Let an external profiler record this process, where the platform can tell it so."""
+        open_window(_row(accelerator_type).torch_platform())
+
+    @staticmethod
+    def stop_profiling(accelerator_type: AcceleratorType) -> None:
+        """Let it record no more."""
+        close_window()
+
+    @staticmethod
+    def profiling_range(
+        accelerator_type: AcceleratorType,
+        label: str,
+        color: str | None = None,
+        domain: str | None = None,
+    ) -> AbstractContextManager[None]:
+        """Name a block in what an external profiler records; nothing while it does not."""
+        return profiled_range(label)
 
     @staticmethod
     def get_accel_pg_options(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import index
+from typing import SupportsIndex
 
 from rlinf.scheduler.errors import AddressError
 from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
@@ -17,20 +19,32 @@ class WorkerAddress:
     one names the group itself.
 
     Raises:
-        AddressError: The group name contains ``:``, which separates ranks, or a rank is negative.
+        AddressError: The group name is no text or contains ``:``, which separates ranks, or a rank
+            is no whole number or negative.
     """
 
     root_group_name: str
     rank_path: list[int]
 
-    def __init__(self, root_group_name: str, ranks: int | Sequence[int] = ()) -> None:
+    def __init__(
+        self, root_group_name: str, ranks: SupportsIndex | Sequence[SupportsIndex] = ()
+    ) -> None:
+        if not isinstance(root_group_name, str):
+            raise AddressError(f"The name of a worker group is text, got {root_group_name!r}.")
         if ":" in root_group_name:
             raise AddressError(
                 f"Root group name cannot contain ':' character, got '{root_group_name}': the colon "
                 f"separates ranks. Use for example '{root_group_name.replace(':', '_')}'."
             )
         self.root_group_name = root_group_name
-        self.rank_path = [ranks] if isinstance(ranks, int) else list(ranks)
+        path = [ranks] if isinstance(ranks, SupportsIndex) else ranks
+        try:
+            self.rank_path = [index(rank) for rank in path]
+        except TypeError:
+            raise AddressError(
+                f"A rank of group '{root_group_name}' is a whole number, or a path of them for a "
+                f"child of a worker, got {ranks!r}."
+            ) from None
         if any(rank < 0 for rank in self.rank_path):
             raise AddressError(
                 f"Ranks of a worker address start at 0, got {self.rank_path} for group "

@@ -12,7 +12,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
-from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
+from rlinf.scheduler.errors import (
+    ClusterConfigError,
+    ClusterConfigValueError,
+    SchedulerUsageError,
+)
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.services.leases import LeaseTicket
@@ -143,6 +147,11 @@ class Cluster(NodeTable, ClusterMembers):
         nodes = range(self.num_nodes) if distributed else [node_rank]
         return self.runtime.channel_hosts(self, nodes)
 
+    @property
+    def running(self) -> bool:
+        """Whether it is up: until `shutdown`."""
+        return self._ready
+
     def get_node_ip(self, node_rank: int) -> str:
         """Address of a node."""
         return self.get_node_info(node_rank).node_ip
@@ -205,10 +214,20 @@ def _read_config(
     num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
 ) -> ClusterConfig:
     """The configuration that the arguments of a cluster mean."""
+    if num_nodes is not None and (not isinstance(num_nodes, int) or num_nodes < 0):
+        raise ClusterConfigValueError(
+            f"num_nodes is a number of machines, or 0 for all that are connected, got "
+            f"{num_nodes!r}. Nearest legal: 1."
+        )
     if given is None:
         return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
     if isinstance(given, ClusterConfig):
         config = given
+    elif not isinstance(given, Mapping):
+        raise ClusterConfigError(
+            "cluster_cfg is the cluster section of a configuration, such as {'num_nodes': 1}, got "
+            f"{type(given).__name__}: {given!r}."
+        )
     else:
         required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
         config = ClusterConfig.from_dict_cfg({**required, **dict(given)})

@@ -84,6 +84,11 @@ class NodeGroupConfig(StrictModel):
                 f"Node group label '{label}' is reserved by the scheduler: 'cluster' is every node "
                 f"and 'node' counts nodes. Choose another label, such as '{label}s'."
             )
+        if isinstance(label, str) and (not label.strip() or "," in label):
+            raise ClusterConfigError(
+                f"Node group label {label!r} cannot be named in a placement: a comma separates "
+                "labels there, and a blank is none. Choose another label, such as 'group_1'."
+            )
         return label
 
     @field_validator("env_configs", "hardware", mode="before")

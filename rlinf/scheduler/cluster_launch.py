@@ -9,11 +9,9 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import repeat
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.cluster_sections import ProfilingConfig
 from rlinf.scheduler.errors import PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator
 from rlinf.scheduler.node import slot_cores
@@ -24,6 +22,7 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.profiler import profiled_command
 from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,
@@ -37,10 +36,6 @@ if TYPE_CHECKING:
     from rlinf.scheduler.runtime.base import WorkerHandle
 
 _PORT_ATTEMPTS = 100
-_PROFILERS = {
-    "nsight": "nsys profile --output={report} --force-overwrite=true",
-    "rocprof_sys": "rocprof-sys-python --output={report} --",
-}
 
 
 @dataclass(frozen=True)
@@ -208,17 +203,3 @@ def _launch(  # noqa: PLR0917 - private
         traced=cluster.traced,
         import_paths=tuple(sys.path),
     )
-
-
-def profiled_command(python: str, worker_name: str, config: ProfilingConfig | None) -> str:
-    """Interpreter command of a worker, behind a profiler where its group is to be profiled."""
-    if config is None or not config.enabled:
-        return python
-    given = config.worker_groups
-    groups = [given] if isinstance(given, str) else given or ["all"]
-    if {"all", worker_name.partition(":")[0].lower()}.isdisjoint(map(str.lower, groups)):
-        return python
-    report = Path(config.output_dir or ".").resolve() / worker_name.replace(":", "_")
-    options = [f"--{name}={value}" for name, value in config.options.items()]
-    flags = [f"--{flag.lstrip('-')}" for flag in config.flags]
-    return " ".join([_PROFILERS[config.backend].format(report=report), *options, *flags, python])

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from operator import index
 
 from rlinf.scheduler.errors import NodeRankError, PlacementError
 from rlinf.scheduler.hardware import Accelerator, AcceleratorType
@@ -52,6 +54,15 @@ class PlacementStrategy(ABC):
         return find_node_groups(cluster, self._labels)
 
 
+@contextmanager
+def _whole_numbers(expected: str, given: object) -> Iterator[None]:
+    """Say what was expected where something else than whole numbers is given."""
+    try:
+        yield
+    except TypeError:
+        raise PlacementError(f"{expected}, got {given!r}.") from None
+
+
 def find_node_groups(
     cluster: NodeTable, labels: Sequence[str] | None, components: Sequence[str] = ()
 ) -> list[NodeGroupInfo]:
@@ -81,12 +92,15 @@ class NodePlacementStrategy(PlacementStrategy):
         self, node_ranks: Sequence[int], node_group_label: str | Sequence[str] | None = None
     ) -> None:
         super().__init__(node_group_label)
-        if len(node_ranks) == 0:
+        with _whole_numbers(
+            "node_ranks is a list of one node per process, such as [0, 0]", node_ranks
+        ):
+            self._node_ranks = sorted(map(index, node_ranks))
+        if not self._node_ranks:
             raise PlacementError(
                 "The node_ranks list must not be empty: it has one node per process. Nearest "
                 "legal: [0]."
             )
-        self._node_ranks = sorted(node_ranks)
 
     def get_placement(
         self, cluster: NodeTable, isolate_accelerator: bool = True
@@ -123,13 +137,16 @@ class FlexiblePlacementStrategy(PlacementStrategy):
         node_group_label: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(node_group_label)
-        if len(hardware_ranks_list) == 0 or any(len(ranks) == 0 for ranks in hardware_ranks_list):
+        expected = "hardware_ranks_list has a list of resources per process, such as [[0, 1], [2]]"
+        with _whole_numbers(expected, hardware_ranks_list):
+            processes = [sorted(map(index, ranks)) for ranks in hardware_ranks_list]
+        if not processes or not all(processes):
             raise PlacementError(
                 "The hardware_ranks_list must not be empty, and neither may the ranks of a "
                 "process. Nearest legal: [[0]]. A process without hardware is placed by "
                 "NodePlacementStrategy."
             )
-        self._hardware_ranks = sorted((sorted(r) for r in hardware_ranks_list), key=lambda r: r[0])
+        self._hardware_ranks = sorted(processes, key=lambda ranks: ranks[0])
         if self._hardware_ranks[0][0] < 0:
             raise PlacementError(
                 f"The start hardware rank {self._hardware_ranks[0][0]} must be non-negative. "
@@ -162,7 +179,11 @@ class PackedPlacementStrategy(PlacementStrategy):
         node_group: str | Sequence[str] | None = None,
     ) -> None:
         super().__init__(node_group)
-        self._start, self._end = start_hardware_rank, end_hardware_rank
+        given = start_hardware_rank, end_hardware_rank, num_hardware_per_process, stride
+        with _whole_numbers("a packed placement is given by whole numbers, such as 0, 3", given):
+            # Programs read these to divide a placement.
+            self._start_hw_rank, self._end_hw_rank = index(given[0]), index(given[1])
+            self._num_hardware_per_process, self._stride = index(given[2]), index(given[3])
         if start_hardware_rank < 0 or end_hardware_rank < start_hardware_rank:
             raise PlacementError(
                 "The hardware range must be non-negative and its end must be greater than or equal "
@@ -175,7 +196,6 @@ class PackedPlacementStrategy(PlacementStrategy):
                 f"{num_hardware_per_process} and {stride}."
             )
         self._block = num_hardware_per_process * stride
-        self._stride = stride
         size = end_hardware_rank - start_hardware_rank + 1
         if size % self._block:
             nearest = start_hardware_rank + max(1, size // self._block) * self._block - 1
@@ -198,7 +218,7 @@ class PackedPlacementStrategy(PlacementStrategy):
                 "the cores into devices."
             )
         resources = _Resources(groups)
-        starts = range(self._start, self._end + 1, self._block)
+        starts = range(self._start_hw_rank, self._end_hw_rank + 1, self._block)
         shares = [
             resources.share(list(range(start + lane, start + self._block, self._stride)))
             for start in starts

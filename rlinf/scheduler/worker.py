@@ -20,6 +20,7 @@ from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError
 from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.process import current_worker, require_process, take_launching
+from rlinf.scheduler.profiler import profiled_range
 from rlinf.scheduler.runtime.attach import adopt, child_launch
 from rlinf.scheduler.runtime.launch import Launch, register_extensions
 from rlinf.scheduler.services.tracer import Tracer, within
@@ -40,11 +41,12 @@ class WorkerTimers:
     @contextmanager
     def worker_timer(self, tag: str | None = None, trace: bool = True) -> Iterator[None]:
         """Time a block under a tag; without one, under the name of the calling method. ``trace``
-        it too, where the cluster is traced."""
+        it too, where the cluster is traced; a profiler shows it where one records."""
         if tag is None:
             # Two frames up: contextlib's __enter__, then the caller.
             tag = sys._getframe(2).f_code.co_name
-        with Tracer.trace_span(tag, cat="timer") if trace else nullcontext():
+        traced = Tracer.trace_span(tag, cat="timer") if trace else nullcontext()
+        with traced, profiled_range(tag):
             begin = time.perf_counter()
             try:
                 yield

@@ -14,17 +14,18 @@ from rlinf.scheduler.cluster import Cluster
 from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
     InvalidRankError,
+    SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
     WaitTimeout,
 )
+from rlinf.scheduler.placement import PlacementStrategy
 from rlinf.scheduler.process import current_worker_name, require_process
 from rlinf.scheduler.runtime.execution import Outcome, result_of
 from rlinf.scheduler.services.registry import GroupRecord
 from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
-    from rlinf.scheduler.placement import PlacementStrategy
     from rlinf.scheduler.runtime.base import WorkerHandle
 
 Reduction = Literal["max", "min", "mean"]
@@ -102,7 +103,7 @@ class WorkerGroup:
             placement_strategy: Which process runs where; None is one per device of the cluster,
                 or one process on node 0 without devices.
             name: Name of the group; ``worker_group_<Class>`` if None.
-            max_concurrency: Calls of one worker that may run at the same time; None runs plain
+            max_concurrency: Calls of one worker that may run at the same time; None or 0 runs plain
                 methods one after another, and up to 1000 calls of a class with async methods.
             isolate_gpu: Whether a worker sees only its own devices.
             catch_system_failure: Accepted for programs that pass it. A failing call is always
@@ -110,11 +111,13 @@ class WorkerGroup:
             disable_distributed_log: Write no per-worker log files for this group.
 
         Raises:
+            SchedulerUsageError: The cluster was shut down.
             NameTakenError: A group of that name is alive (also a ``ValueError``).
             ValueError: The class has a public method with the name of a method of WorkerGroup.
         """
         if self._handles:
             raise SchedulerUsageError(f"worker group '{self._name}' is running already")
+        _check_launch(cluster, placement_strategy, max_concurrency)
         self._name = name or f"worker_group_{self._worker_cls.__name__}"
         self._attach_methods()
         started = start_group(
@@ -123,7 +126,7 @@ class WorkerGroup:
             self._worker_cls,
             placement_strategy,
             arguments=self._arguments,
-            max_concurrency=max_concurrency,
+            max_concurrency=max_concurrency or None,
             isolate=isolate_gpu,
             log=not disable_distributed_log,
         )
@@ -153,7 +156,8 @@ class WorkerGroup:
         Without ranks that call runs nowhere, and its results are ``[]``.
         """
         self._selected = None
-        if any(not 0 <= rank < len(self._handles) for rank in ranks):
+        every = range(len(self._handles))
+        if any(not hasattr(rank, "__index__") or rank not in every for rank in ranks):
             raise InvalidRankError(
                 f"Invalid rank(s) specified. Got {list(ranks)}; group '{self._name}' has ranks "
                 f"0-{len(self._handles) - 1}."
@@ -216,6 +220,29 @@ class WorkerGroup:
 
     def __reduce__(self) -> Any:
         return WorkerGroup.from_group_name, (self._worker_cls, self._name)
+
+
+def _check_launch(cluster: object, strategy: object, max_concurrency: object) -> None:
+    if not isinstance(cluster, Cluster):
+        raise SchedulerTypeError(
+            f"a group is launched on a cluster, such as Cluster(num_nodes=1), got {cluster!r}"
+        )
+    if not cluster.running:
+        raise SchedulerUsageError(
+            "the cluster was shut down: create another one, and launch the group on that"
+        )
+    if strategy is not None and not isinstance(strategy, PlacementStrategy):
+        raise SchedulerTypeError(
+            "placement_strategy is a strategy, such as NodePlacementStrategy([0]), got "
+            f"{strategy!r}"
+        )
+    if max_concurrency is None:
+        return
+    if not isinstance(max_concurrency, int) or max_concurrency < 0:
+        raise SchedulerValueError(
+            f"max_concurrency is a number of calls, or None, got {max_concurrency!r}. Nearest "
+            "legal: 1."
+        )
 
 
 def _refuse_hidden(name: str, *args: Any, **kwargs: Any) -> None:

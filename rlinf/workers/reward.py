@@ -20,9 +20,11 @@ from rlinf.workers.context import WorkerContext
 
 @dataclass
 class RewardReport:
-    """How often what went wrong, and what each function returned for the valid completions."""
+    """How often what went wrong and why it did so first, and what each function returned for the
+    valid completions."""
 
     faults: dict[str, int] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -64,7 +66,10 @@ class RewardWorker(StageWorker):
         inputs = [sample for group in groups for sample in self._inputs(group)]
         outputs = iter(pool.score(inputs))
         for item, group in zip(items, groups, strict=True):
-            found = islice(outputs, len(group.completions))
+            found = list(islice(outputs, len(group.completions)))
+            for each in found:
+                if each.fault is not None:
+                    report.reasons.setdefault(each.fault, each.reason or each.fault)
             scores = tuple(
                 Score(reward=each.reward, parts=each.parts, valid=each.valid, reason=each.reason)
                 for each in found

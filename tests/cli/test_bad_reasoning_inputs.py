@@ -132,7 +132,11 @@ MODELS: list[tuple[str, Callable[[Path], None], list[str]]] = [
         change(**{NORM: torch.ones(3)}),
         ["model.path", "of another shape", NORM.replace("__", ".")],
     ),
-    ("broken weights", contents("model.safetensors", b"\0" * 40), ["model.path"]),
+    (
+        "broken weights",
+        contents("model.safetensors", b"\0" * 40),
+        ["model.path", "model.safetensors, which is cut or damaged"],
+    ),
     ("no weights", contents("model.safetensors", None), ["model.path", "holds no weights"]),
     ("larger tokenizer", larger_tokenizer, ["model.path", "the tokenizer has", "embedding"]),
     (
@@ -258,4 +262,49 @@ def test_prompts(
     assert found == code, error
     assert "Traceback" not in error
     flat = " ".join((shown if code == 0 else error).split())
+    assert [part for part in parts if part not in flat] == [], flat
+
+
+REWARDS = """
+def polite(sample, *, word="1"):
+    if sample.prompt[0] in word:
+        return 1.0
+    raise ValueError("not today")
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("name", "options", "code", "parts"),
+    [
+        ("polit", {}, 2, ["function = 'mine.py:polit'", "did you mean `polite`?"]),
+        (
+            "polite",
+            {"wrd": "1"},
+            2,
+            ["no completion of the step could be scored; the first: mine/exception", "'wrd'"],
+        ),
+        (
+            "polite",
+            {"word": "0123"},
+            0,
+            ["warning:", "is not trained on: mine/exception: ValueError: not today"],
+        ),
+    ],
+    ids=["no such function", "fails always", "fails sometimes"],
+)
+def test_own_rewards(
+    place: Path,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    options: dict[str, str],
+    code: int,
+    parts: list[str],
+) -> None:
+    (place / "mine.py").write_text(REWARDS)
+    section = json.dumps({"type": "function", "function": f"mine.py:{name}", "options": options})
+    words = ["rollout.prompts=8", "reward.functions=null", f"reward.functions.mine={section}"]
+    found, _, error = train(capsys, *words)
+    assert (found, "Traceback" in error) == (code, False), error
+    flat = " ".join(error.split())
     assert [part for part in parts if part not in flat] == [], flat

@@ -102,7 +102,7 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
     ("files", "arguments", "parts"),
     [
         ({}, ["quikstart"], ["no recipe 'quikstart'", "did you mean `quickstart`?"]),
-        ({}, ["nowhere.yaml"], ["no file or recipe 'nowhere.yaml'", "known: quickstart"]),
+        ({}, ["nowhere.yaml"], ["no file or recipe 'nowhere.yaml'", "rlinf list recipes"]),
         ({"r.yaml": "a: 1\na: 2\n"}, ["r.yaml"], ["r.yaml line 2", "`a` is given twice"]),
         ({"r.yaml": "a:\n  b: 1\n  b: 2\n"}, ["r.yaml"], ["line 3", "`a.b` is given twice"]),
         ({"r.yaml": "a: [1\n"}, ["r.yaml"], ["r.yaml", "not readable as YAML"]),
@@ -128,6 +128,8 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({}, ["quickstart", "=3"], ["form key=value"]),
         ({}, ["quickstart", "a..b=3"], ["form key=value"]),
         ({}, ["quickstart", "seed=[1"], ["command line: seed", "not a YAML value"]),
+        ({}, ["quickstart", "a={b:1}"], ["command line: a", "`b:1` needs a space"]),
+        ({"r.yaml": "a: {b: {c:d}}\n"}, ["r.yaml"], ["`c:d` needs a space", "line 1"]),
         ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),
         ({}, ["quickstart", "~model.hiden"], ["nothing sets", "did you mean `model.hidden`?"]),
     ],

@@ -9,10 +9,13 @@ import shlex
 import pytest
 import typer
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from rlinf.cli.main import app, main
 from rlinf.config.load import recipe_names
 from rlinf.config.schema import walk
+from rlinf.config.yaml_source import read_yaml
+from rlinf.errors import ConfigError
 from rlinf.runners.task import REGISTRY
 from tests.warm import Warm
 
@@ -29,7 +32,11 @@ from .pages import (
     trainings,
 )
 
-KEYS = {name for task in REGISTRY.names() for name, _, _ in walk(REGISTRY.load(task).config_class)}
+OWNERS: dict[str, set[type[BaseModel]]] = {}
+for _task in REGISTRY.names():
+    for _name, _owner, _ in walk(REGISTRY.load(_task).config_class):
+        OWNERS.setdefault(_name, set()).add(_owner)
+KEYS = set(OWNERS)
 SECTIONS = {key.partition(".")[0] for key in KEYS}
 OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks them itself
 OWN_KEYS = (
@@ -94,10 +101,16 @@ def test_named_files_exist(page):
             assert "NAME" in path or (ROOT / path).exists(), f"`{code}`: there is no {path}"
 
 
-def test_programs_named_in_blocks_exist():
-    for block in blocks():
-        for path in re.findall(r"python (benchmarks/\S+\.py)", block.text):
-            assert (ROOT / path).exists(), f"{block}: there is no {path}"
+def test_programs_of_the_pages_exist_and_have_the_options():
+    texts = [(str(block), block.text) for block in blocks()]
+    texts += [(page.name, code) for page in PAGES for code in inline_code(page)]
+    for where, text in texts:
+        joined = re.sub(r"\\\n *", " ", text)
+        for path, words in re.findall(r"python (benchmarks/[\w/]+\.py)([^\n#|;]*)", joined):
+            assert (ROOT / path).exists(), f"{where}: there is no {path}"
+            for option in re.findall(r"(?<= )--[a-z][\w-]*", words):
+                program = (ROOT / path).read_text(encoding="utf-8")
+                assert f'"{option}"' in program, f"{where}: {path} has no {option}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -125,12 +138,32 @@ def test_keys_of_shown_sections_exist(block: Block):
             assert key in KEYS or key.startswith(OWN_KEYS), f"{key} is no key"
 
 
-def _keys(content: object, above: str = "") -> list[str]:
+@pytest.mark.parametrize("block", SECTIONS_SHOWN, ids=str)
+def test_values_of_shown_sections_are_legal(block: Block):
+    for key, value in _keys(read_yaml(block.text, str(block))[0]).items():
+        if key in OWNERS and not isinstance(value, dict):
+            name = key.rpartition(".")[2]
+            assert any(_takes(owner, name, value) for owner in OWNERS[key]), f"{key} = {value!r}"
+
+
+def _takes(owner: type[BaseModel], name: str, value: object) -> bool:
+    """Whether a section has nothing against the value of this key."""
+    try:
+        owner.model_validate({name: value})
+    except ValidationError as error:
+        return all(each["loc"][:1] != (name,) for each in error.errors())
+    except ConfigError:  # of keys that are not shown
+        return True
+    return True
+
+
+def _keys(content: object, above: str = "") -> dict[str, object]:
+    """Every section and value with its dotted key."""
     if not isinstance(content, dict):
-        return []
-    found = []
+        return {}
+    found = {}
     for name, value in content.items():
-        found += [f"{above}{name}", *_keys(value, f"{above}{name}.")]
+        found |= {f"{above}{name}": value, **_keys(value, f"{above}{name}.")}
     return found
 
 

@@ -20,7 +20,7 @@ from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 OLDEST = "3.8"
 PACKAGE = Path(rlinf.__file__).parent
-ROOTS = ("rlinf.envs.supervised.process", "rlinf.envs.option_check")
+ROOTS = ("rlinf.envs.supervised.process", "rlinf.envs.supervised.option_check")
 
 
 def _file(module: str) -> Path | None:

@@ -58,7 +58,8 @@ def _pushing(**settings: object) -> EnvConfig:
     found = status("maniskill")
     if found.state is not State.READY:
         pytest.skip(f"{found.state}: {found.detail}")
-    options = {"task": "PushCube-v1", "images": True, "image_size": 64, "states": "robot"}
+    options = {"task": "PushCube-v1", "images": True, "image_size": 64, "states": "robot",
+               "field_of_view": 57.0}  # fmt: skip
     return EnvConfig(
         type="maniskill", options=options, max_episode_steps=5, processes=1, **settings
     )

@@ -18,7 +18,7 @@ from rlinf.envs.base import (
 )
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.recording import record_episodes
-from rlinf.envs.successive import successive
+from rlinf.envs.supervised.successive import successive
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 
 from .test_state import resume_equals_going_on

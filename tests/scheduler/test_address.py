@@ -1,5 +1,6 @@
 import pickle
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +31,7 @@ def test_the_group_itself():
 
 def test_equality_order_and_hash():
     assert WorkerAddress("G", 1) == WorkerAddress("G", [1])
+    assert WorkerAddress("G", np.int64(1)) == WorkerAddress("G", (np.int32(1),))
     assert WorkerAddress("G", 1) != WorkerAddress("G", 2)
     assert WorkerAddress("G", 1) != "G:1"
     assert WorkerAddress("G", 1) != None  # noqa: E711 - what published code writes
@@ -50,6 +52,10 @@ def test_a_name_leads_back_to_its_address(group, ranks):
     [
         lambda: WorkerAddress("a:b"),
         lambda: WorkerAddress("a", -1),
+        lambda: WorkerAddress(5, 0),
+        lambda: WorkerAddress("a", "1"),
+        lambda: WorkerAddress("a", 1.0),
+        lambda: WorkerAddress("a", None),
         lambda: WorkerAddress.from_name("a:x"),
         lambda: WorkerAddress.from_name("a:"),
         lambda: WorkerAddress("a", [0]).get_child_address(-2),

@@ -6,6 +6,7 @@ import pickle
 import pytest
 import torch
 
+from rlinf.errors import UserError
 from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
@@ -206,6 +207,29 @@ def test_channels_made_in_a_worker(shared):
     queue.put("to the worker")
     assert group.execute_on(0).join("worker-made").wait() == ["to the worker"]
     queue.close()
+
+
+@pytest.mark.parametrize("weight", [None, "1", -1, float("nan")])
+def test_what_is_no_weight_leaves_the_channel_whole(channel, weight):
+    queue = channel()
+    for use in (queue.put, queue.put_nowait, queue.post):
+        with pytest.raises(UserError, match="weight of an item or a batch is a number"):
+            use("item", weight)
+    with pytest.raises(UserError, match="weight of an item or a batch is a number"):
+        queue.get_batch(weight)
+    queue.put("item", torch.tensor(2).numpy())
+    assert queue.get_batch(2) == ["item"]
+
+
+def test_what_is_no_key_or_size_is_named(channel, shared):
+    queue = channel()
+    with pytest.raises(TypeError, match=r"hashable.*got \[1\]") as caught:
+        queue.put(1, key=[1])
+    assert isinstance(caught.value, UserError)
+    with pytest.raises(UserError, match=r"hashable.*got \[1\]"):
+        shared(Queuer).execute_on(0).put(queue, [1], key=[1]).wait()
+    with pytest.raises(UserError, match="maxsize of channel"):
+        channel(maxsize="2")
 
 
 def test_channel_hosted_at_a_worker(cluster, shared):

@@ -2,8 +2,8 @@
 
 import pytest
 
+from rlinf.errors import UserError
 from rlinf.scheduler import Worker
-from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.runtime.launch import register_extensions
 
 MODULE = "tests.scheduler.extension_module"
@@ -32,8 +32,8 @@ def test_every_process_registers_once_before_its_workers_are_built(launch, runti
 
 def test_a_module_that_cannot_be_used_is_named(monkeypatch):
     monkeypatch.setenv("RLINF_EXT_MODULE", "no_such_extension")
-    with pytest.raises(SchedulerError, match=r"no module 'no_such_extension'.*PYTHONPATH"):
+    with pytest.raises(UserError, match=r"no module 'no_such_extension'.*PYTHONPATH"):
         register_extensions()
     monkeypatch.setenv("RLINF_EXT_MODULE", "json")
-    with pytest.raises(SchedulerError, match=r"'json', which has no function 'register\(\)'"):
+    with pytest.raises(UserError, match=r"'json', which has no function 'register\(\)'"):
         register_extensions()

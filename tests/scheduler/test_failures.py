@@ -189,6 +189,33 @@ def test_the_exit_code_on_ray(ending, code):
     assert set(shared_memory_directory().glob("rlinf-*")) <= before
 
 
+ENDLESS = """
+    from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
+
+    class Endless(Worker):
+        def talk(self):
+            while True:
+                self.send(1, "endless", 0)
+                self.recv("endless", 0)
+
+    cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "local"})
+    Endless.create_group().launch(cluster, NodePlacementStrategy([0]), "endless").talk()
+    cluster.shutdown()
+    try:
+        Endless.create_group().launch(cluster, NodePlacementStrategy([0]), "late")
+    except RuntimeError as error:
+        assert "the cluster was shut down" in str(error), error
+    else:
+        raise AssertionError("launched on a cluster that was shut down")
+"""
+
+
+def test_a_worker_that_does_not_stop_is_left_without_a_word():
+    script = Warm(["-c", textwrap.dedent(ENDLESS)])
+    _, errors = script.communicate(timeout=120)
+    assert (script.wait(), errors.decode()) == (0, "")
+
+
 RESET = """
     import ray
     from rlinf.scheduler import Cluster, NodePlacementStrategy

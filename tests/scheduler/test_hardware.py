@@ -22,6 +22,7 @@ from rlinf.scheduler.hardware import (
 )
 from rlinf.scheduler.process import Process, own_device, set_current_worker
 from rlinf.scheduler.transport.endpoint import Endpoint
+from rlinf.scheduler.worker import WorkerTimers
 
 
 @given(st.integers(1, 64), st.data())
@@ -123,6 +124,29 @@ def test_every_type_has_a_row_that_answers():
     assert AcceleratorUtil.get_ccl_backend(AcceleratorType.NO_ACCEL) is None
     with pytest.raises(ValueError, match="Unsupported accelerator type: TPU"):
         AcceleratorUtil.get_ccl_backend("TPU")
+
+
+def test_ranges_are_marked_while_a_profiler_records(monkeypatch):
+    seen = []
+    for name in ("profiler.start", "profiler.stop", "nvtx.range_push", "nvtx.range_pop"):
+        monkeypatch.setattr(f"torch.cuda.{name}", lambda *given, it=name: seen.append((it, *given)))
+    kind, timers = AcceleratorType.NV_GPU, WorkerTimers()
+    for step in (None, 3):  # before, and while it records
+        if step is not None:
+            AcceleratorUtil.start_profiling(kind, step)
+            AcceleratorUtil.start_profiling(kind, step)
+        with AcceleratorUtil.profiling_range(kind, "outer"), timers.worker_timer("{inner}"):
+            pass
+    AcceleratorUtil.stop_profiling(kind)
+    AcceleratorUtil.stop_profiling(kind)
+    pushed, popped = "nvtx.range_push", ("nvtx.range_pop",)
+    assert seen == [
+        ("profiler.start",), (pushed, "outer"), (pushed, "{inner}"), popped, popped,
+        ("profiler.stop",),
+    ]  # fmt: skip
+    AcceleratorUtil.start_profiling(AcceleratorType.CPU_SLOT)
+    with AcceleratorUtil.profiling_range(AcceleratorType.CPU_SLOT, "nothing"):
+        assert len(seen) == 6
 
 
 def test_visibility():

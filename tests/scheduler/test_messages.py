@@ -184,6 +184,11 @@ def test_broadcast_refuses_bad_members(shared, groups, kind):
         shared(Talker).execute_on(0).spread("x", groups).wait()
 
 
+def test_a_rank_that_a_group_lacks_is_named_at_once(shared):
+    with pytest.raises(ValueError, match=f"no worker '{NAME}:3': group '{NAME}' has ranks 0-2"):
+        shared(Talker).execute_on(0).send_to_peer("x", NAME, 3).wait()
+
+
 def test_receive_from_nobody_ends_with_a_wait_for_list(shared, short_deadline):
     group = shared(Talker)
     short_deadline(group)

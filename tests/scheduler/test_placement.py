@@ -124,7 +124,22 @@ def test_cpu_slots_are_placed_like_devices():
     assert {p.accelerator_type for p in placements} == {AcceleratorType.CPU_SLOT}
 
 
+def test_programs_divide_a_packed_placement():
+    whole = PackedPlacementStrategy(2, 9, num_hardware_per_process=2, stride=2)
+    middle = (whole._start_hw_rank + whole._end_hw_rank) // 2
+    half = PackedPlacementStrategy(
+        whole._start_hw_rank, middle, whole._num_hardware_per_process, whole._stride
+    )
+    assert visible(half.get_placement(cluster([10]))) == [["2", "4"], ["3", "5"]]
+
+
 MISTAKES = [
+    (lambda: NodePlacementStrategy(0), AssertionError, r"such as \[0, 0\], got 0"),
+    (lambda: NodePlacementStrategy("01"), AssertionError, "one node per process.*got '01'"),
+    (lambda: FlexiblePlacementStrategy([0, 1]), AssertionError, "list of resources per process"),
+    (lambda: FlexiblePlacementStrategy(None), AssertionError, "list of resources per process"),
+    (lambda: PackedPlacementStrategy(0, None), AssertionError, "whole numbers.*None"),
+    (lambda: PackedPlacementStrategy("0", "3"), AssertionError, "whole numbers.*'3'"),
     (lambda: NodePlacementStrategy([]), AssertionError, "must not be empty"),
     (
         lambda: NodePlacementStrategy([3]).get_placement(cluster([0])),

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 from typing import Any
 
 import pytest
 
 from rlinf import scheduler
+from rlinf.errors import UserError
 from rlinf.scheduler import Cluster, Worker, WorkerGroupFuncResult
+from rlinf.scheduler.cluster_sections import ProfilingConfig
 from rlinf.scheduler.process import AsyncWork
 from tests.scheduler.workers import Basic
 
@@ -34,6 +37,9 @@ CALLS = {
     "Cluster.get_profiling_env_vars_for_worker": "worker_name profiling_cfg",
     "Cluster.merge_worker_env_vars": "base_env_vars incoming_env_vars mode",
     "ClusterConfig.from_dict_cfg": "cfg_dict",
+    "AcceleratorUtil.start_profiling": "accelerator_type step_idx=None",
+    "AcceleratorUtil.stop_profiling": "accelerator_type",
+    "AcceleratorUtil.profiling_range": "accelerator_type label color=None domain=None",
     "CollectiveGroupOptions": "accel_cluster_size=None accel_max_ctas=None accel_min_ctas=None "
     "is_high_priority_stream=False use_ring_broadcast=False",
     "CommMapper.get_dst_ranks": "batch_size src_world_size dst_world_size src_rank",
@@ -138,6 +144,38 @@ def test_durations_are_reduced_by_either_name(shared: Any) -> None:
     assert slowest >= fastest >= 0
     assert call.consume_duration(reduction="min") == fastest
     assert call.consume_durations(reduction_type="min")["add"] == fastest
+
+
+def command(**profiling: Any) -> list[str]:
+    config = ProfilingConfig(output_dir="/reports", **profiling)
+    return shlex.split(Cluster.modify_profile_context("/a b/python", "Actor:1", config))
+
+
+def test_a_profiler_is_called_as_its_manual_says() -> None:
+    options = {"t": "cuda,nvtx", "sample": "none", "cudabacktrace": True}
+    nsight = command(backend="nsight", options=options, flags=["python-backtrace", "w"])
+    assert nsight == [
+        "nsys", "profile", "--force-overwrite=true", "--output=/reports/Actor_1",
+        "-t", "cuda,nvtx", "--sample=none", "--cudabacktrace=true", "--python-backtrace", "-w",
+        "/a b/python",
+    ]  # fmt: skip
+    steps = command(backend="nsight", steps=[1], options={"o": "mine", "capture-range-end": "none"})
+    assert {"--capture-range=cudaProfilerApi", "--capture-range-end=none", "mine"} <= set(steps)
+    assert not any(word.startswith("--output") for word in steps)
+    rocm = command(backend="rocprof_sys", options={"T": "hip"})
+    assert rocm[:3] == [
+        "env", "ROCPROFSYS_OUTPUT_PATH=/reports", "ROCPROFSYS_OUTPUT_PREFIX=Actor_1",
+    ]  # fmt: skip
+    assert rocm[4:] == ["rocprof-sys-python", "-T", "hip", "--", "/a b/python"]
+    plain = ProfilingConfig(backend="nsight", worker_groups=["rollout"])
+    assert Cluster.modify_profile_context("python", "Actor:1", plain) == "python"
+
+
+@pytest.mark.parametrize("given", [{"num_nodes": -1}, {"num_nodes": "2"}, {"cluster_cfg": [1]}])
+def test_what_makes_no_cluster(given: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Cluster, "_instance", None)
+    with pytest.raises(UserError, match="num_nodes"):
+        Cluster(**given)
 
 
 def test_environments_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:

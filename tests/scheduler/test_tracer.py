@@ -19,6 +19,14 @@ def test_events_are_lines_and_one_document(tmp_path):
     assert len(document["traceEvents"]) == 2
 
 
+def test_what_json_does_not_know_is_written_as_text(tmp_path):
+    tracer = Tracer(tmp_path / "events.jsonl")
+    tracer.record_all([{"args": {"path": tmp_path, ("a", 1): 2}}, {"ph": "E"}])
+    tracer.finalize()
+    document = json.loads((tmp_path / "events.json").read_text())
+    assert document["traceEvents"] == [{"args": {"path": str(tmp_path)}}, {"ph": "E"}]
+
+
 def test_nothing_is_recorded_without_a_tracer():
     @Tracer.trace_func("x")
     def function() -> int:

@@ -1,13 +1,22 @@
 """Launching groups, calling their methods, and what comes back."""
 
 import asyncio
+import gc
+import threading
+import weakref
 from dataclasses import dataclass
 from enum import Enum
 
 import pytest
 
-from rlinf.errors import MissingPackageError
-from rlinf.scheduler import Channel, Cluster, PackedPlacementStrategy, Worker
+from rlinf.errors import MissingPackageError, UserError
+from rlinf.scheduler import (
+    Channel,
+    Cluster,
+    FlexiblePlacementStrategy,
+    PackedPlacementStrategy,
+    Worker,
+)
 from rlinf.scheduler.errors import NameTakenError, WorkerCallError
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
@@ -18,7 +27,12 @@ from tests.scheduler.workers import (
     Namesake,
     Oddity,
     Sentence,
+    WithoutBase,
 )
+
+
+class Held:
+    """Something large that a worker has."""
 
 
 def test_results_come_in_order_of_ranks(shared):
@@ -51,6 +65,35 @@ def test_bad_rank_is_refused_and_forgotten(shared):
     with pytest.raises(AssertionError, match=r"Invalid rank\(s\) specified\."):
         group.execute_on(5)
     assert len(group.add().wait()) == 3
+
+
+@pytest.mark.parametrize("rank", ["0", [0], None, 0.0])
+def test_what_is_no_rank_is_refused(shared, rank):
+    with pytest.raises(AssertionError, match="Invalid rank"):
+        shared(Basic).execute_on(rank)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"placement_strategy": PackedPlacementStrategy}, "placement_strategy is a strategy"),
+        ({"placement_strategy": "0-1"}, "placement_strategy is a strategy"),
+        ({"max_concurrency": -1}, "legal: 1"),
+        ({"max_concurrency": "4"}, "legal: 1"),
+        ({"name": 5}, "name of a worker group is text"),
+        ({"cluster": None}, r"Cluster\(num_nodes=1\), got None"),
+    ],
+)
+def test_a_group_that_cannot_be_launched(cluster, given, message):
+    with pytest.raises(UserError, match=message):
+        Basic.create_group().launch(**{"cluster": cluster, **given})
+
+
+def test_a_class_that_leaves_out_the_base(launch):
+    group = launch(WithoutBase, 1, "baseless")
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"WithoutBase.__init__ does not call super"):
+            group.hello().wait()
 
 
 def test_names_that_a_group_cannot_call(launch, shared):
@@ -97,6 +140,15 @@ def test_what_a_worker_knows_of_itself(launch):
         assert row["class"] == "Basic"
         assert len(row["cores"]) >= 1
     assert Worker.current_worker is None
+
+
+def test_a_worker_computes_with_its_own_cores_whoever_starts_later(launch, cluster, runtime):
+    if runtime == "ray":
+        pytest.skip("each has a process of its own")
+    one = launch(Basic, 2, "one", placement_strategy=PackedPlacementStrategy(0, 1))
+    both = launch(Basic, 1, "both", placement_strategy=FlexiblePlacementStrategy([[0, 1]]))
+    for threads, cores in both.compute_threads().wait() + one.compute_threads().wait():
+        assert threads == cores
 
 
 def test_members_can_be_called_alone(shared, runtime):
@@ -220,6 +272,30 @@ def test_several_calls_at_a_time(launch):
     long.wait()
 
 
+def test_the_most_calls_at_a_time_may_be_any_number(launch):
+    group = launch(Basic, 1, "many", max_concurrency=1000)
+    assert [call.wait() for call in [group.add(number) for number in range(9)]] == [
+        [(0, number)] for number in range(9)
+    ]
+    assert launch(Basic, 1, "usual", max_concurrency=0).add(1).wait() == [(0, 1)]
+
+
+def test_what_a_closed_worker_held_goes(launch, runtime):
+    if runtime == "ray":
+        pytest.skip("it went with the process")
+    held = Held()
+    gone = weakref.ref(held)
+    group = launch(Basic, 1, "holder", held)
+    del held
+    group.process_id().wait()
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "holder:0"]
+    group._close()
+    group._arguments = ((), {})
+    thread.join(30)
+    gc.collect()
+    assert gone() is None
+
+
 def test_durations(shared):
     group = shared(Basic)
     group.pop_execution_times().wait()
@@ -299,11 +375,16 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
 
 def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "distributed_log_dir", str(tmp_path))
-    launch(Basic, 2, "logging").log_something().wait()
+    launched = launch(Basic, 2, "logging")
+    launched.log_something().wait()
     texts = [(tmp_path / f"worker_logs/logging/rank_{r}.log").read_text() for r in range(2)]
     for rank, text in enumerate(texts):
         assert text.count("something happened") == 1
         assert f"logging:{rank}" in text
+    launched._close()
+    launch(Basic, 1, "logging").log_something().wait()  # one that has the name of another
+    text = (tmp_path / "worker_logs/logging/rank_0.log").read_text()
+    assert text.count("something happened") == 2
 
 
 def test_one_cluster_per_process(cluster):

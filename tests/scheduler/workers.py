@@ -86,6 +86,11 @@ class Basic(Impatient):
             "cores": sorted(os.sched_getaffinity(0)),
         }
 
+    def compute_threads(self) -> tuple[int, int]:
+        import torch
+
+        return torch.get_num_threads(), len(os.sched_getaffinity(0))
+
     def environment(self, *names: str) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 
@@ -150,6 +155,12 @@ class FailingStart(Worker):
     def __init__(self) -> None:
         super().__init__()
         raise Oddity("no start", 5)
+
+    def hello(self) -> None: ...
+
+
+class WithoutBase(Worker):
+    def __init__(self) -> None: ...
 
     def hello(self) -> None: ...
 

@@ -12,11 +12,11 @@ from typing import Any
 
 from rlinf.envs.base import REGISTRY, Simulator, SimulatorBatch, SimulatorEnv
 from rlinf.envs.spec import spec_of
-from rlinf.envs.successive import successive
 from rlinf.envs.supervised.batch_host import BatchHost
 from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.envs.supervised.schedule import EpisodeRules
+from rlinf.envs.supervised.successive import successive
 from rlinf.errors import RunFailure
 from rlinf.processes.child import CLOSE, serve
 from rlinf.processes.shared_block import SharedBlock

@@ -9,10 +9,15 @@ from collections.abc import Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from rlinf.scheduler.address import WorkerAddress
-from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WaitTimeout
+from rlinf.scheduler.errors import (
+    SchedulerTypeError,
+    SchedulerUsageError,
+    SchedulerValueError,
+    WaitTimeout,
+)
 from rlinf.scheduler.process import (
     AsyncWork,
     Process,
@@ -83,7 +88,12 @@ class Channel:
 
         Raises:
             SchedulerUsageError: There is no cluster.
+            SchedulerTypeError: ``maxsize`` is no whole number.
         """
+        if not isinstance(maxsize, SupportsIndex):
+            raise SchedulerTypeError(
+                f"maxsize of channel '{name}' is a number of items, or 0 for any, got {maxsize!r}"
+            )
         if local:
             endpoint = Endpoint()
             ChannelService(endpoint)
@@ -146,13 +156,16 @@ class Channel:
 
         Args:
             item: Anything that can be sent.
-            weight: What it counts in `get_batch`.
+            weight: What it counts in `get_batch`, 0 or more.
             key: Queue to add to.
             async_op: Return a handle that is done when the item was accepted.
 
         Raises:
             WaitTimeout: The queue stayed full for the deadline.
+            SchedulerTypeError: The key is not hashable; so from every method with a key.
+            SchedulerValueError: The weight is none.
         """
+        weight = _weight(weight)
         ticket, what = _ticket(), f"room in channel '{self.name}'"
         with Tracer.trace_span(f"put {self.name}", cat="channel"):
             payload = self._encode(item, key)
@@ -178,12 +191,14 @@ class Channel:
             raise SchedulerUsageError(
                 f"channel '{self.name}' holds at most {self.maxsize} items: use put, which waits"
             )
+        weight = _weight(weight)
         payload = self._encode(item, key)
         endpoint, host = self._reach(key)
         endpoint.tell(host, "channel.put", self.name, key, weight, None, payloads=[payload])
 
     def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item; ``asyncio.QueueFull`` if the key's queue is full."""
+        weight = _weight(weight)
         future = self._request("put_nowait", key, weight, payloads=[self._encode(item, key)])
         require_process().wait(future, f"channel '{self.name}'")
 
@@ -205,7 +220,7 @@ class Channel:
         item heavier than the target gives ``[]``. Items of weight 0 alone never reach a target, so
         with only such items it returns as soon as it has some and the queue is empty.
         """
-        return self._take(key, target_weight, async_op)
+        return self._take(key, _weight(target_weight), async_op)
 
     def qsize(self, key: Hashable = DEFAULT_KEY) -> int:
         """Number of items under a key."""
@@ -254,6 +269,13 @@ class Channel:
         return Payload(reference=item) if self.is_local or own else process.encode(item)
 
     def _host(self, key: Hashable) -> str:
+        try:
+            hash(key)
+        except TypeError:
+            raise SchedulerTypeError(
+                f"a key of channel '{self.name}' has to be hashable, such as text, a number or a "
+                f"tuple of those, got {key!r}"
+            ) from None
         if not self._record.distributed or len(self._record.hosts) == 1:
             return self._record.main_host
         host = self._pins.get(key)
@@ -311,6 +333,16 @@ class Channel:
     def _all(self, reply: Reply) -> list[Any]:
         process = require_process()
         return [process.decode(payload) for payload in reply.payloads]
+
+
+def _weight(value: Any) -> Any:
+    """A weight, checked here: one that cannot be added would break the queue of others."""
+    number = value.item() if hasattr(value, "item") else value
+    if not isinstance(number, int | float) or not number >= 0:
+        raise SchedulerValueError(
+            f"the weight of an item or a batch is a number of 0 or more, got {value!r}"
+        )
+    return number
 
 
 def _rebuild(record: ChannelRecord, at_worker: bool) -> Channel:

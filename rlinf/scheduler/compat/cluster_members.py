@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import ClassVar
 
-from rlinf.scheduler.cluster_launch import free_port, profiled_command
+from rlinf.scheduler.cluster_launch import free_port
 from rlinf.scheduler.cluster_sections import ProfilingConfig
+from rlinf.scheduler.profiler import profiled_command
 from rlinf.scheduler.runtime.launch import merge_path_variables
 
 

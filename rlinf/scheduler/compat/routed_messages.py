@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.compat.routing import (
     DecoupledRouteEntry,
+    RoutePlan,
     build_recv_plan,
     build_send_plan,
     decoupled_build_recv_plan,
@@ -86,23 +87,10 @@ class RoutedMessaging:
             batch_size = get_batch_size(data, infer_batch_size_fn) * self._world_size
         peers = get_group_world_size(self.manager_proxy, group_name)
         if decoupled_mode:
-            router = self.__router()
-            labels = router.get(tag)
-            plan = decoupled_build_send_plan(
-                src_group_name=self._group_name,
-                dst_group_name=group_name,
-                src_rank=self._rank,
-                src_world_size=self._world_size,
-                dst_world_size=peers,
-                tag=tag,
-                route_key=route_key,
-                batch_size=batch_size,
-                mode=mode,
-                tag_batch_router=labels,
-                send_queue_size=send_queue_size,
-            )
-            if labels is not None:
-                router[tag] = []
+            plan = self.__decoupled_plan(
+                group_name, peers, tag, batch_size,
+                route_key=route_key, mode=mode, send_queue_size=send_queue_size,
+            )  # fmt: skip
         else:
             plan = build_send_plan(
                 self._group_name, group_name, self._rank, self._world_size, peers,
@@ -173,6 +161,28 @@ class RoutedMessaging:
             return merge(shards)
 
         return _together(works, finish, async_op)
+
+    def __decoupled_plan(
+        self, group_name: str, peers: int, tag: str | None, batch_size: int, **shards: Any
+    ) -> RoutePlan:
+        """Answers to the shards that were taken with a tag, which are noted no longer; of a tag
+        that this worker does not answer, shards of its own."""
+        router = self.__router()
+        labels = router.get(tag)
+        plan = decoupled_build_send_plan(
+            src_group_name=self._group_name,
+            dst_group_name=group_name,
+            src_rank=self._rank,
+            src_world_size=self._world_size,
+            dst_world_size=peers,
+            tag=tag,
+            batch_size=batch_size,
+            tag_batch_router=labels,
+            **shards,
+        )
+        if labels is not None:
+            router[tag] = []
+        return plan
 
     def __router(self) -> MutableMapping[Any, list[str]]:
         router: MutableMapping[Any, list[str]] | None = getattr(self, "batch_router", None)

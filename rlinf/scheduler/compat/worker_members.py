@@ -6,6 +6,7 @@ import logging
 from itertools import islice
 from typing import Any
 
+from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.cluster_launch import free_ports
 from rlinf.scheduler.errors import SchedulerError
@@ -24,6 +25,13 @@ class WorkerMembers:
     _world_size: int
     _rlinf_log: Any
     global_accelerator_ids: list[int]
+    hardware_type: Any
+
+    @property
+    def _accelerator_type(self) -> AcceleratorType:
+        """Kind of this worker's devices, as programs pass it to `AcceleratorUtil`."""
+        kind: AcceleratorType = self.hardware_type
+        return kind
 
     @property
     def manager_proxy(self) -> WorkerDirectory:
@@ -60,17 +68,12 @@ class WorkerMembers:
 
     def start_profile(self, step_idx: int | None = None) -> None:
         """Open the capture window of an external profiler, where the platform has one."""
-        self.__profiler_call("start", step_idx)
+        AcceleratorUtil.start_profiling(self._accelerator_type, step_idx)
+        self._rlinf_log(logging.DEBUG, f"profile of step {step_idx}")
 
     def stop_profile(self) -> None:
         """Close the capture window of an external profiler."""
-        self.__profiler_call("stop", None)
-
-    def __profiler_call(self, action: str, step: int | None) -> None:
-        profiler = getattr(getattr(self, "torch_platform", None), "profiler", None)
-        if profiler is not None:
-            self._rlinf_log(logging.DEBUG, f"{action} profile of step {step}")
-            getattr(profiler, action)()
+        AcceleratorUtil.stop_profiling(self._accelerator_type)
 
 
 class WorkerDirectory:

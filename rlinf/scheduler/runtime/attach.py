@@ -92,17 +92,30 @@ def adopt(worker: Any, launch: Launch) -> None:
     if launch.traced and alone:
         Tracer.enable(lambda events: endpoint.tell(process.driver, "trace.record", events))
     if launch.log_directory is not None:
-        directory = Path(launch.log_directory) / "worker_logs" / launch.info.address.root_group_name
-        directory.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(directory / f"rank_{launch.info.rank}.log")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        handler.addFilter(lambda record: _first_argument(record) == launch.name)
-        worker.logger.addHandler(handler)
+        _open_log(Path(launch.log_directory), launch)
     dead = process.ask_driver("registry.register", launch.name, endpoint.address, launch.info)
     if alone:
         with endpoint.lock:
             for name, cause in dead.items():
                 process.mailbox.mark_dead(name, cause)
+
+
+def _open_log(root: Path, launch: Launch) -> None:
+    directory = root / "worker_logs" / launch.info.address.root_group_name
+    directory.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(directory / f"rank_{launch.info.rank}.log")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.addFilter(lambda record: _first_argument(record) == launch.name)
+    handler.set_name(launch.name)
+    logging.getLogger("rlinf").addHandler(handler)
+
+
+def close_log(name: str) -> None:
+    """Write no more to the file of a worker that has ended in this process."""
+    logger = logging.getLogger("rlinf")
+    for handler in [each for each in logger.handlers if each.get_name() == name]:
+        logger.removeHandler(handler)
+        handler.close()
 
 
 class ChannelHost:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
-from rlinf.scheduler.errors import WorkerCallError
-from rlinf.scheduler.process import require_process
+from rlinf.scheduler.errors import SchedulerUsageError, WorkerCallError
+from rlinf.scheduler.process import current_process, require_process
 from rlinf.scheduler.transport.payload import Payload
 
 if TYPE_CHECKING:
@@ -53,6 +53,16 @@ class Outcome:
     payload: Payload
     failed: bool
     seconds: float
+
+
+def check_built(worker: Any) -> None:
+    """Raise if the class of a new worker left out what `Worker.__init__` does."""
+    if not hasattr(worker, "worker_address"):
+        name = type(worker).__name__
+        raise SchedulerUsageError(
+            f"{name}.__init__ does not call super().__init__(), so {name} is no worker of its "
+            "group. Call it first."
+        )
 
 
 def run_method(
@@ -105,7 +115,9 @@ def failed_outcome(
             "closed, not by exiting"
         )
     summary = traceback.format_exception_only(error)[-1].strip()
-    process = require_process()
+    process = current_process()
+    if process is None:  # the cluster was shut down under the method: nobody reads it
+        return Outcome(Payload(), True, 0.0)
     for carried in (error, _WithoutInit(error), None):  # with None the text has to do
         try:
             payload = process.encode(_Failure(carried, summary, text), reader_node=caller_node)

@@ -13,7 +13,7 @@ from typing import Any
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
-from rlinf.scheduler.errors import SchedulerError
+from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.placement import Placement
 from rlinf.scheduler.transport.rendezvous import loopback_interface
 
@@ -157,12 +157,12 @@ def register_extensions(*, again: bool = True) -> None:
         try:
             module = importlib.import_module(name)
         except ModuleNotFoundError as error:
-            raise SchedulerError(
+            raise SchedulerUsageError(
                 f"{EXTENSION_VARIABLE} names '{name}', but no module '{error.name}' can be "
                 "imported. Install it, or put its folder on PYTHONPATH, on every node."
             ) from error
         if not hasattr(module, "register"):
-            raise SchedulerError(
+            raise SchedulerUsageError(
                 f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add "
                 "one that registers your models and environments."
             )

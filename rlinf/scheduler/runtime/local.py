@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import importlib
 import inspect
 import queue
 import sys
@@ -15,14 +16,17 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from weakref import WeakValueDictionary
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.node import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
+from rlinf.scheduler.runtime.attach import close_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
+    check_built,
     failed_outcome,
     result_of,
     run_async_method,
@@ -57,7 +61,8 @@ class LocalRuntime(Runtime):
         )
         set_process(process)
         super().__init__(process, [probe_node(config)], "local", "local", {})
-        self._workers: dict[str, LocalWorker] = {}
+        # Weak: one that was closed, and all that it holds, goes when its threads end.
+        self._workers: WeakValueDictionary[str, LocalWorker] = WeakValueDictionary()
 
     def start(
         self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
@@ -76,9 +81,10 @@ class LocalRuntime(Runtime):
 
     def shutdown(self) -> None:
         """End every worker thread; one that computes ends after its current method."""
-        for worker in self._workers.values():
+        workers = list(self._workers.values())
+        for worker in workers:
             worker.kill()
-        for worker in self._workers.values():
+        for worker in workers:
             worker.join(timeout=2.0)
 
 
@@ -105,15 +111,12 @@ class LocalWorker(WorkerHandle):
         self.killed = False
         self.actor = _LocalActor(self)
         is_async = has_async_methods(worker_class)
-        count = 1 if is_async or max_concurrency is None else max_concurrency
-        target = self._run_loop if is_async else self._run_calls
+        self._run = self._run_loop if is_async else self._run_calls
+        self._most_threads = 1 if is_async else max_concurrency or 1
         self._overlapping = max_concurrency or _MOST_OVERLAPPING
-        self._threads = [
-            threading.Thread(target=target, args=(rank == 0,), name=launch.name, daemon=True)
-            for rank in range(count)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._start_thread()
 
     def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Queue a method call; what the caller computed with is free for the worker."""
@@ -125,7 +128,20 @@ class LocalWorker(WorkerHandle):
             self._open.add(future)
             future.add_done_callback(self._open.discard)
             self._calls.put((method, arguments, future))
+            self._start_thread()
         return future
+
+    def _start_thread(self) -> None:
+        """Start the first thread, and another one for each call that would wait for a free one."""
+        with self._lock:
+            count = len(self._threads)
+            if self.killed or (count and count >= min(self._most_threads, len(self._open))):
+                return
+            thread = threading.Thread(
+                target=self._run, args=(count == 0,), name=self._launch.name, daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
 
     def call_for_result(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
         """Queue a method call; the future holds the result."""
@@ -142,11 +158,13 @@ class LocalWorker(WorkerHandle):
 
     def kill(self) -> None:
         """Fail every open call and let the threads end."""
-        if self.killed:
-            return
-        self.killed = True
-        for _ in self._threads:
-            self._calls.put(None)
+        with self._lock:
+            if self.killed:
+                return
+            self.killed = True
+            for _ in self._threads:
+                self._calls.put(None)
+        close_log(self._launch.name)
         self._process.waits.remove_worker(self._launch.name, self._ended())
         for future in list(self._open):
             try_fail(future, self._ended())
@@ -164,13 +182,12 @@ class LocalWorker(WorkerHandle):
         """Prepare this thread; the first one builds the worker."""
         if self._launch.cores:
             pin_thread(self._launch.cores)
-            import torch
-
-            torch.set_num_threads(len(self._launch.cores))
-        elif "torch" in sys.modules:
-            # Else it would take the number of whichever worker computes when it first does.
-            torch = sys.modules["torch"]
-            torch.set_num_threads(torch.get_num_threads())
+            importlib.import_module("torch")
+        if torch := sys.modules.get("torch"):
+            # Asked first: else it would take the number of whichever worker was the last to set
+            # one when it first computes.
+            usual = torch.get_num_threads()
+            torch.set_num_threads(len(self._launch.cores) or usual)
         if not first:
             self._built.wait()
             set_current_worker(self._worker, whole_process=False)
@@ -179,6 +196,7 @@ class LocalWorker(WorkerHandle):
         set_launching(self._launch)
         try:
             self._worker = self._class(*args, **kwargs)
+            check_built(self._worker)
         except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
             self._start_error = error
         release_compute_threads()

@@ -21,6 +21,7 @@ from rlinf.scheduler.runtime.attach import enter_cluster
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
+    check_built,
     failed_outcome,
     run_async_method,
     run_method,
@@ -234,6 +235,7 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
         args, kwargs = process.decode(from_wire(arguments)[0])
         set_launching(launch)
         self._rlinf_user_class.__init__(self, *args, **kwargs)
+        check_built(self)
     except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
         self._rlinf_start_error = error
 

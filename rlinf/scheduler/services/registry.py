@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from rlinf.scheduler.address import WorkerInfo
-from rlinf.scheduler.errors import NameTakenError, SchedulerError, WorkerDiedError
+from rlinf.scheduler.errors import (
+    NameTakenError,
+    SchedulerError,
+    SchedulerValueError,
+    WorkerDiedError,
+)
 from rlinf.scheduler.process import Process
 from rlinf.scheduler.services.diagnosis import ask_everyone
 from rlinf.scheduler.services.leases import LeaseService
@@ -136,6 +141,12 @@ class RegistryService:
         if name in self._dead:
             raise WorkerDiedError(f"worker '{name}' died: {self._dead[name]}")
         record = self._workers.get(name)
+        group, _, rank = name.partition(":")
+        if record is None and group in self._groups and rank.isdecimal():
+            raise SchedulerValueError(
+                f"there is no worker '{name}': group '{group}' has ranks "
+                f"0-{len(self._groups[group].worker_names) - 1}"
+            )
         if record is not None and record.address is not None:
             return record.address
         future: Future[Reply] = Future()

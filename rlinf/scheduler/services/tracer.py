@@ -66,7 +66,9 @@ class Tracer:
         """Append events and write them out; ignored after `finalize`."""
         with self._file_lock:
             if not self._file.closed:
-                self._file.writelines(json.dumps(event) + "\n" for event in events)
+                # What JSON does not know is written as text: a span is no place to fail.
+                lines = [json.dumps(event, default=str, skipkeys=True) for event in events]
+                self._file.writelines(line + "\n" for line in lines)
                 self._file.flush()
 
     def finalize(self) -> str:

@@ -313,7 +313,7 @@ def one_round(
     """Every side once; of TRL's thread settings the better one."""
     found = {"ours": ours(config, arguments.steps)}
     found["floor"] = {"seconds": floor(config, arguments.steps)}
-    for threads in () if arguments.no_peer else sorted({1, os.cpu_count() or 1}):
+    for threads in () if arguments.no_peer else arguments.threads:
         torch.set_num_threads(threads)
         peer = trl(config.model, texts, lengths, arguments.steps) | {"threads": threads}
         if "trl" not in found or peer["seconds"] < found["trl"]["seconds"]:
@@ -341,6 +341,9 @@ def main() -> None:
         "--prompt", type=int, nargs=2, default=(8, 16), metavar=("MIN", "MAX"), help="tokens"
     )
     parser.add_argument("--no-peer", action="store_true", help="ours and the floor alone")
+    parser.add_argument(
+        "--threads", type=int, nargs="+", default=sorted({1, os.cpu_count() or 1}), help="of TRL"
+    )
     parser.add_argument("--hidden", type=int, default=192)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--json", type=Path, default=Path(tempfile.gettempdir()) / "reasoning.json")

@@ -5,6 +5,8 @@ the median of their processor times and of the ratios of neighbouring turns:
 
 - *act* and *evaluate* of each model without values, beside the passes of its network that they
   take, given the same tensors: what remains are pixels, prompts, units, draws and log-probs.
+- what both take where these passes are answered from memory, as the least of all turns, which other
+  work on the machine disturbs little: that part alone.
 - *evaluate* of a chain of four random denoising steps, beside one that reads pictures and prompt
   again at each step.
 - pictures into pixels, beside torch's own resize of the same pictures.
@@ -19,7 +21,9 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -76,29 +80,39 @@ def build(name: str, path: Path | None) -> Policy:
 # -- the bare passes ----------------------------------------------------------------------------
 
 PASSES = ("prefix", "denoise", "prompt", "embed", "causal", "at_once", "action_logits")
-Call = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A pass that was taken, with what it was given, and what it gave."""
+
+    name: str
+    method: Callable[..., Any]
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    result: Any
 
 
 def passes(policy: Any, work: Callable[[], Any]) -> list[Call]:
-    """The passes of its network that some work of a policy takes, with what they are given."""
-    network, found, inside = policy.network, [], False
+    """The passes of its network that some work of a policy takes."""
+    network, found, inside = policy.network, list[Call](), False
 
-    def recording(method: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def record(*given: Any, **named: Any) -> Any:
             nonlocal inside
             if inside:
                 return method(*given, **named)
-            found.append((method, given, named))
             inside = True
             result = method(*given, **named)
             inside = False
+            found.append(Call(name, method, given, named, result))
             return result
 
         return record
 
     names = [name for name in PASSES if hasattr(network, name)]
     for name in names:
-        setattr(network, name, recording(getattr(network, name)))
+        setattr(network, name, recording(name, getattr(network, name)))
     work()
     for name in names:
         delattr(network, name)
@@ -107,9 +121,25 @@ def passes(policy: Any, work: Callable[[], Any]) -> list[Call]:
 
 def again(policy: Any, calls: list[Call]) -> None:
     """These passes once more; what a cache held is read anew."""
-    cache = policy.network.new_cache() if any("cache" in named for _, _, named in calls) else None
-    for method, given, named in calls:
-        method(*given, **(named | {"cache": cache} if "cache" in named else named))
+    cache = policy.network.new_cache() if any("cache" in each.named for each in calls) else None
+    for each in calls:
+        fresh = {"cache": cache} if "cache" in each.named else {}
+        each.method(*each.given, **(each.named | fresh))
+
+
+def answered(policy: Any, work: Callable[[], Any], calls: list[Call], turns: int) -> float:
+    """Least seconds of the work where its passes are answered from memory."""
+    answers, names = cycle(calls), {each.name for each in calls}
+    for name in names:
+        setattr(policy.network, name, lambda *_, **__: next(answers).result)
+    found = []
+    for _ in range(turns + 1):
+        begun = time.process_time()
+        work()
+        found.append(time.process_time() - begun)
+    for name in names:
+        delattr(policy.network, name)
+    return min(found[1:])
 
 
 def unshared(calls: list[Call]) -> list[Call]:
@@ -152,6 +182,11 @@ def rows_of(name: str, policy: Policy, rows: int, turns: int) -> Iterator[tuple[
             yield (
                 f"{name}: {title}, {rows} rows, beside the bare network",
                 f"{mine * 1e3:8.2f} ms {its * 1e3:8.2f} ms   ratio {ratio:.3f}",
+            )
+            own = answered(policy, work, calls, 4 * turns)
+            yield (
+                f"{name}: {title} alone, passes answered from memory",
+                f"{own * 1e3:8.2f} ms {its * 1e3:8.2f} ms   part {own / its:.3f}",
             )
         if hasattr(policy.network, "prefix"):
             mine, its, ratio = in_turns(work, partial(again, policy, unshared(calls)), turns)

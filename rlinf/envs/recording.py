@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -12,8 +13,11 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.observation_names import without_earlier
 from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
+from rlinf.envs.supervised.checks import EnvSideFault
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 Act = Callable[[Observations], np.ndarray]
 """Observations by key [n, ...] to action chunks [n, C, A]."""
@@ -129,6 +133,9 @@ def record_episodes(
                 executed = np.clip(actions + drawn, low, high)
             step = env.chunk_step(executed[:, None])
             kept.update(_ended(running, observations, actions, step))
+            for fault in step.faults:
+                why = EnvSideFault(fault.reason, fault.detail).summary
+                log.warning("an episode is left out (%s): %s", fault.reason.value, why)
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over
             observations = step.observations

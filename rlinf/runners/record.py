@@ -100,7 +100,9 @@ def record(
         noise=noise,
     )
     if not found:
-        raise RunFailure(f"none of {episodes} episodes was recorded: the simulator failed in all")
+        raise RunFailure(
+            f"none of {episodes} episodes was recorded: the simulator failed in all, as said above"
+        )
     played = {"type": env.type, "options": dict(env.options), "horizon": env.max_episode_steps}
     source = {
         "env": played,

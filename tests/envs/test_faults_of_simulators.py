@@ -19,6 +19,7 @@ from rlinf.envs.base import REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, interpreter, status
 from rlinf.envs.installation import variables as variables_of
+from rlinf.envs.recording import record_episodes
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.failing_tasks import BEGUN, FAILED, REPLACED
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
@@ -200,3 +201,14 @@ def test_every_fault_of_a_batch_closes_its_episodes(faulty):
     assert not any(record.valid for record in records if listed[record.seed] != "none")
     own = Counter(fault.reason for fault in faults if listed[fault.episode_id] != "none")
     assert {REASONS[kind] for kind in kinds} <= own.keys()
+
+
+def test_an_episode_that_is_not_recorded_is_told_with_what_the_simulator_said(
+    faulty, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = faulty("metaworld", kinds=("raise",))
+    still = np.zeros((1, 1, 4), np.float32)
+    _, episodes = record_episodes(config, lambda _: lambda _: still, [(0, 1)], num_envs=1)
+    assert episodes == []
+    told = "an episode is left out (exception): ValueError: the gripper fell off"
+    assert told in caplog.text

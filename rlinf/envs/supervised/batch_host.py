@@ -163,8 +163,8 @@ class BatchHost(EnvHost):
                 finals = seen if step.final_observations is None else step.final_observations
                 self._end_rows(stage, ended, terminated, truncated, self._with_tasks(finals, batch))
                 running &= ~ended
-        for position in np.flatnonzero(running).tolist():
-            self._observations.write(_row(seen, position), int(rows[position]))
+        if running.any():
+            self._observations.write_sound(seen, np.flatnonzero(running), rows[running])
         self._begin_next(stage, broken)
 
     def _end_rows(

@@ -68,6 +68,12 @@ def require_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any = No
         raise EnvSideFault(FaultReason.MALFORMED, f"{name} is {kind} instead of {wanted}{shape}")
 
 
+def _refuse_black(key: str, picture: np.ndarray) -> None:
+    # A few pixels, and only where they are black the others.
+    if not (picture[::16, ::16].any() or picture.any()):
+        raise EnvSideFault(FaultReason.BLACK, f"'{key}' is black: the renderer is lost")
+
+
 class ObservationRows:
     """The shared arrays of observations, by key [N, ...], and what fits into a row of them."""
 
@@ -99,9 +105,8 @@ class ObservationRows:
             quick = is_float and value.ndim == 1 and math.isfinite(value.dot(value))
             if is_float and not quick and not np.isfinite(value).all():
                 raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
-            # A few pixels, and only where they are black the others.
-            if key in self._never_black and not (value[::16, ::16].any() or value.any()):
-                raise EnvSideFault(FaultReason.BLACK, f"'{key}' is black: the renderer is lost")
+            if key in self._never_black:
+                _refuse_black(key, value)
 
     def check_batch(self, observations: Any, count: int) -> None:
         """Refuse a batch [count, ...] of observations of which not every row could be written.
@@ -122,6 +127,20 @@ class ObservationRows:
         self.check(observation)
         for key, array, *_ in self._parts:
             array[row] = observation[key]
+
+    def write_sound(self, observations: Any, positions: np.ndarray, rows: np.ndarray) -> None:
+        """Copy what is at ``positions`` of a batch that :meth:`check_batch` let, and whose numbers
+        are finite there, into ``rows``.
+
+        Raises:
+            EnvSideFault: A black picture of a camera that always sees something.
+        """
+        for key, array, *_ in self._parts:
+            value = observations[key][positions]
+            if key in self._never_black:
+                for picture in value:
+                    _refuse_black(key, picture)
+            array[rows] = value
 
     def copy_row(self, source: ObservationRows, row: int) -> None:
         """Copy ``row`` of other arrays of the same kind."""

@@ -55,18 +55,20 @@ class ActionTokens(torch.nn.Module):
 
 
 def token_log_probs(
-    logits: Tensor, *, temperature: Tensor, top_k: Tensor | None, kept: Tensor | None = None
+    logits: Tensor, *, temperature: Tensor | None, top_k: Tensor | None, kept: Tensor | None = None
 ) -> Tensor:
     """Log-probabilities [B, N, K] of K tokens from logits [B, N, K], in float32.
 
     Args:
         logits: Of the tokens that are actions; others have probability 0.
-        temperature: [B], logits are divided by it.
+        temperature: [B], logits are divided by it; None: by 1.
         top_k: [B] int64, only the k largest logits of a position count; 0, or None: all.
         kept: [B, N] a token that counts in any case: one that was among the largest when it was
             drawn, and may be the next one by a rounding now.
     """
-    scaled = logits.float() / temperature.float()[:, None, None]
+    scaled = logits.float()
+    if temperature is not None:
+        scaled = scaled / temperature.float()[:, None, None]
     if top_k is None or not bool((top_k > 0).any()):
         return torch.log_softmax(scaled, dim=-1)
     size = scaled.shape[-1]
@@ -85,10 +87,10 @@ def drawn_tokens(log_probs: Tensor, uniform: Tensor | None) -> Tensor:
     if uniform is None:
         return log_probs.argmax(dim=-1)
     cumulated = log_probs.exp().cumsum(dim=-1)
-    total = cumulated[..., -1:].contiguous()
-    passed = torch.searchsorted(cumulated, uniform.unsqueeze(-1) * total, right=True)
-    # By rounding the product may be the whole sum: never a token behind the one that completes it.
-    return torch.minimum(passed, torch.searchsorted(cumulated, total)).squeeze(-1)
+    # A float32 below 1 is at most 1 − 2⁻²⁴, so that the product, rounded too, is less than the sum:
+    # never a token behind the one that completes it.
+    wanted = uniform.unsqueeze(-1) * cumulated[..., -1:]
+    return torch.searchsorted(cumulated, wanted, right=True).squeeze(-1)
 
 
 def chosen(log_probs: Tensor, tokens: Tensor) -> Tensor:

@@ -129,7 +129,8 @@ class ChunkPolicy(VLAPolicy):
 
     def _padded_states(self, states: Tensor) -> Tensor:
         """[B, D] with as many zeros behind as the model has more dimensions."""
-        return functional.pad(states, (0, self.network.size.state_dim - states.shape[-1]))
+        behind = self.network.size.state_dim - states.shape[-1]
+        return functional.pad(states, (0, behind)) if behind else states
 
     def _to_env(self, x: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
         """What the model gave, [B, H, A'], as actions [B, C, A] of the environment."""

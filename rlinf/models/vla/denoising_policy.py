@@ -84,12 +84,12 @@ class DenoisingPolicy(ChunkPolicy):
             if noise is None or not random:
                 x = plain
             elif which is None:
-                x = mean + std * noise["steps"][:, step]
+                x = torch.addcmul(mean, std, noise["steps"][:, step])
                 moves.append((mean, std))
             else:
                 chosen = (which == step).reshape(-1, 1, 1)
                 before = torch.where(chosen, x, before)
-                x = torch.where(chosen, mean + std * noise["steps"][:, 0], plain)
+                x = torch.where(chosen, torch.addcmul(mean, std, noise["steps"][:, 0]), plain)
                 after = torch.where(chosen, x, after)
                 last = moves.pop() if moves else (mean, std)
                 moves.append(

@@ -46,7 +46,7 @@ class FlowPolicy(DenoisingPolicy):
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
     step_weights: Tensor
-    """[3, K] float32 of all denoising steps: see :func:`~rlinf.models.vla.flow_matching.
+    """[3, K, 1, 1] float32 of all denoising steps: see :func:`~rlinf.models.vla.flow_matching.
     transition_weights`."""
 
     def __init__(
@@ -60,7 +60,9 @@ class FlowPolicy(DenoisingPolicy):
         weights = transition_weights(
             config.method, times, steps=steps, noise_level=config.noise_level
         )
-        self.register_buffer("step_weights", torch.stack(weights), persistent=False)
+        self.register_buffer(
+            "step_weights", torch.stack(weights)[..., None, None], persistent=False
+        )
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
@@ -153,7 +155,8 @@ class FlowPolicy(DenoisingPolicy):
         """Mean and deviation of the random step from x, and the Euler step of the ODE."""
         config = self._config
         velocity, hidden = self._denoise(prefix, states, x, self._time(step, x))
-        of_x, of_velocity, std = self.step_weights[:, step].view(3, -1, 1, 1)
+        place = slice(step, step + 1) if isinstance(step, int) else step
+        of_x, of_velocity, std = self.step_weights[:, place].unbind()
         mean = torch.addcmul(of_x * x, of_velocity, velocity)
         if self.noise_head is not None:
             std = squashed_std(self.noise_head(hidden).float(), config.noise_bounds)

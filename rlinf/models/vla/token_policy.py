@@ -70,8 +70,9 @@ class TokenPolicy(VLAPolicy):
             TEMPERATURE: embedded.new_full(rows, self._config.temperature, dtype=torch.float32),
             TOP_K: torch.full(rows, self._config.top_k, device=embedded.device),
         }
+        temperature = settings[TEMPERATURE] if self._config.temperature != 1.0 else None
         top_k = settings[TOP_K] if self._config.top_k else None
-        first, tokens, log_probs = self._draw(embedded, mask, uniform, settings[TEMPERATURE], top_k)
+        first, tokens, log_probs = self._draw(embedded, mask, uniform, temperature, top_k)
         tokens = tokens.view(-1, self.chunk, self.action_dim)
         return ActionSample(
             self._to_env(self.tokens.decode(tokens), observations),
@@ -119,7 +120,7 @@ class TokenPolicy(VLAPolicy):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        temperature: Tensor,
+        temperature: Tensor | None,
         top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Hidden state [B, width] of the first token, tokens [B, C · A] and their log-probs."""
@@ -161,7 +162,7 @@ class OneByOne(TokenPolicy):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        temperature: Tensor,
+        temperature: Tensor | None,
         top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         network, cache = self.network, self.network.new_cache()

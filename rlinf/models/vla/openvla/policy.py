@@ -32,7 +32,7 @@ from rlinf.models.vla.openvla.files import (
     tiny_network,
 )
 from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
-from rlinf.models.vla.preprocessing import Standardised, side_by_side
+from rlinf.models.vla.preprocessing import Standardised, colour_planes, side_by_side
 from rlinf.models.vla.token_policy import OneByOne, TokenPolicy, normalized
 
 if TYPE_CHECKING:
@@ -193,7 +193,7 @@ class OpenVLAOFTPolicy(_OpenVLA):
         embedded: Tensor,
         mask: Tensor,
         uniform: Tensor | None,
-        temperature: Tensor,
+        temperature: Tensor | None,
         top_k: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         hidden = self._read(embedded, mask, None)
@@ -234,7 +234,7 @@ class _Pixels(torch.nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         size = (self._size, self._size)
-        x = pictures.permute(0, 3, 1, 2).to(torch.float32, memory_format=torch.contiguous_format)
+        x = colour_planes(pictures)
         if x.shape[-2:] != size:
             x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
             x = x.clamp(0, 255)

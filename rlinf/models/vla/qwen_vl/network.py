@@ -38,7 +38,10 @@ class QwenVLNetwork(nn.Module):
         self, model: Any, beginning: list[int], pictures: Pictures, *, merge: int, bins: int
     ) -> None:
         super().__init__()
-        self.model = model
+        with BUILDING:
+            from transformers import DynamicCache
+
+        self.model, self._cache_class = model, DynamicCache
         text = model.config.get_text_config()
         self.width = int(text.hidden_size)
         self._depths = len(getattr(model.config.vision_config, "deepstack_visual_indexes", ()))
@@ -55,10 +58,7 @@ class QwenVLNetwork(nn.Module):
 
     def new_cache(self) -> Any:
         """For the keys and values of :meth:`causal`."""
-        with BUILDING:
-            from transformers import DynamicCache
-
-        return DynamicCache()
+        return self._cache_class()
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[B, L] ids to embeddings [B, L, ·]."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 from rlinf.models.vision_language import attended_layers, vision_of
 from rlinf.models.vla.action_tokens import ActionTokens
 from rlinf.models.vla.instructions import InstructionTable, refuse_unknown
-from rlinf.models.vla.preprocessing import Standardised
+from rlinf.models.vla.preprocessing import Standardised, colour_planes
 from rlinf.models.vla.qwen_vl.config import QwenVLConfig
 from rlinf.models.vla.qwen_vl.files import (
     BINS,
@@ -77,7 +77,8 @@ class QwenVLPolicy(OneByOne):
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         shown = [each for each in self.pictures_of(inputs) if each is not None]
         parts = [cut(each) for cut, each in zip(self.patches, shown, strict=True)]
-        return self.network.prompt(torch.cat(parts, dim=1), *self.instructions(inputs))
+        pixels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return self.network.prompt(pixels, *self.instructions(inputs))
 
 
 class _Patches(torch.nn.Module):
@@ -91,10 +92,10 @@ class _Patches(torch.nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         patch, merge, frames = self._settings.patch, self._settings.merge, self._settings.frames
         size = (self._rows * merge * patch, self._columns * merge * patch)
-        x = pictures.permute(0, 3, 1, 2).float()
+        x = colour_planes(pictures)
         if x.shape[-2:] != size:
             x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
-            x = x.round().clamp(0, 255)
+            x = x.round_().clamp_(0, 255)
         x = self._standardised(x).reshape(
             len(x), 3, self._rows, merge, patch, self._columns, merge, patch
         )

@@ -104,14 +104,8 @@ def record(
             f"none of {episodes} episodes was recorded: the simulator failed in all, as said above"
         )
     played = {"type": env.type, "options": dict(env.options), "horizon": env.max_episode_steps}
-    source = {
-        "env": played,
-        "spec": spec.to_json(),
-        "actor": name,
-        "seed": seed,
-        "noise": noise,
-        "faulty": episodes - len(found),
-    }
+    source = {"env": played, "spec": spec.to_json(), "actor": name, "seed": seed, "noise": noise,
+              "faulty": episodes - len(found)}  # fmt: skip
     whole = Demonstrations.of(found, source)
     (write or Demonstrations.save)(whole, out)
     return whole

@@ -187,6 +187,10 @@ class EvaluatedConfig(PlacedConfig):
                 "sub-batches of environments (env workers × pipeline stages)",
                 hint=f"at most {parts} rollout processes, or a larger rollout.pipeline_stage_num",
             )
+        yield from self._policy_problems()
+
+    def _policy_problems(self) -> Iterator[PydanticCustomError]:
+        """What the policy is not made for."""
         if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(
                 "checkpoint.layout",

@@ -93,7 +93,8 @@ def check_writable(directory: Path, key: str) -> None:
         existing = existing.parent
     if not existing.is_dir():
         raise ConfigError(f"{key} = '{directory}': {existing} is a file, not a directory")
-    _try_to_write(existing, f"{key} = '{directory}'", "give another directory with --run-dir")
+    option = key if key.startswith("--") else "--run-dir"
+    _try_to_write(existing, f"{key} = '{directory}'", f"give another directory with {option}")
 
 
 def check_file_writable(path: Path, option: str, example: str = "page.html") -> None:

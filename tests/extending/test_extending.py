@@ -62,7 +62,7 @@ def test_recipe_is_accepted(capsys, tmp_path):
     ("override", "message"),
     [
         ("env.train.options.dimension=3", "did you mean `dimensions`?"),
-        ("env.train.options.dimensions=two", "valid integer"),
+        ("env.train.options.dimensions=two", "must be a whole number"),
         ("env.train.options.dimensions=0", "nearest: 1"),
         ("env.train.type=reach-pint", "did you mean `reach-point`?"),
         ("model.frequency=3", "did you mean `frequencies`?"),

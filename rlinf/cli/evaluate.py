@@ -91,27 +91,15 @@ def _check_spec(spec: Path, episodes: int | None) -> None:
 
 def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) -> AnyTask:
     """The task of a run, which is that of the other one too; both may be changed so."""
-    from rlinf.cli.tasks import require_training, task_of_run
+    from rlinf.cli.tasks import check_changed, require_training, task_of_run
 
     task = task_of_run(path)
     require_training(task, source)
     if other is not None and task_of_run(other) is not task:
         raise ConfigError("--compare: the two runs are of different tasks")
     for each in [path, *([] if other is None else [other])] if overrides else []:
-        _check_changed(each, overrides)
+        check_changed(each, overrides, why="an evaluated run")
     return task
-
-
-def _check_changed(path: Path, overrides: list[str]) -> None:
-    """Refuse to change what a run was trained with, and what cannot run here."""
-    from rlinf.cli.tasks import config_of_run, read_config, refuse_fixed_keys
-    from rlinf.config.validate import check
-
-    file = str(config_of_run(path))
-    task, _, before = read_config(file, [])
-    _, recipe, config = read_config(file, overrides)
-    refuse_fixed_keys(before, config, task.changeable_evaluation, why="an evaluated run")
-    check(config, recipe)
 
 
 def _evaluate_recipe(

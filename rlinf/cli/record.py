@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlinf.cli.failure import Debug
-from rlinf.cli.run_paths import check_writable, is_recipe, run_given
+from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
 from rlinf.cli.screen import say
 from rlinf.cli.train import Overrides
 from rlinf.errors import ConfigError
@@ -71,7 +71,7 @@ def record(
 
 def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:
     """The config that is played in, who acts (None: the simulator's expert), and their name."""
-    from rlinf.cli.tasks import read_config, task_of_run
+    from rlinf.cli.tasks import check_changed, read_config, task_of_run
     from rlinf.config.load import recipe_names
     from rlinf.config.validate import check
 
@@ -80,12 +80,14 @@ def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None
         _require_simulator(task.config_class, source)
         check(config, loaded, section="env")  # what it learns from may not be there yet
         return config, None, "expert"
-    path = run_given(source, overrides, recipe_names())
+    path = find_run_or_checkpoint(source, recipe_names())
     task = task_of_run(path)
     _require_simulator(task.config_class, source)
+    if overrides:
+        check_changed(path, overrides, why="a recorded run")
     from rlinf.runners.record import policy_of
 
-    return policy_of(task, path)
+    return policy_of(task, path, overrides or [])
 
 
 def _require_simulator(config_class: type, source: str) -> None:

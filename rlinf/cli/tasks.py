@@ -75,6 +75,18 @@ def refuse_fixed_keys(
         )
 
 
+def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
+    """Refuse to change what a run was trained with where its policy plays again, and what cannot
+    run here."""
+    from rlinf.config.validate import check
+
+    file = str(config_of_run(source))
+    task, _, before = read_config(file, [])
+    _, recipe, config = read_config(file, overrides)
+    refuse_fixed_keys(before, config, task.changeable_evaluation, why=why)
+    check(config, recipe)
+
+
 def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in data.items():
         if isinstance(value, Mapping) and value:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -61,6 +63,7 @@ CONTROL_MODES = {
 
 REWARDS = ("normalized_dense", "dense", "sparse", "none")
 _STATES = ("all", "robot")
+_ROBOT_MESHES = ("visual", "collision")
 _NO_VULKAN = ("vk::", "rendering device")
 """What SAPIEN says where it cannot draw."""
 
@@ -91,6 +94,10 @@ class ManiSkillOptions:
     field_of_view: float | None = None
     """Of the base camera, from top to bottom in degrees; null: the task's, mostly 90. Less shows
     objects larger."""
+
+    robot_meshes: str = "visual"
+    """What the robot is drawn with: its `visual` meshes, 135,000 triangles of a Panda, or those it
+    collides with, 4,000: on a CPU, where every triangle costs, the time of a picture."""
 
     own_scenes: bool = True
     """Whether every episode has a scene built for it, and so depends on its seed to the last bit;
@@ -128,20 +135,22 @@ class ManiSkillEnv(SimulatorEnv):
         self._plain = torch.inference_mode
         size = options.image_size
         self._mode = _mode(options)
+        self._built = _coarse_robots if options.robot_meshes == "collision" else nullcontext
         camera: dict[str, Any] = {"width": size, "height": size}
         if options.field_of_view is not None:
             camera["fov"] = math.radians(options.field_of_view)
         try:
-            made: Any = gymnasium.make(
-                options.task,
-                num_envs=1,
-                obs_mode=self._mode,
-                control_mode=options.control_mode,
-                reward_mode=options.reward,
-                sim_backend="physx_cpu",
-                render_backend="cpu" if options.images else "none",
-                sensor_configs=camera,
-            )
+            with self._built():
+                made: Any = gymnasium.make(
+                    options.task,
+                    num_envs=1,
+                    obs_mode=self._mode,
+                    control_mode=options.control_mode,
+                    reward_mode=options.reward,
+                    sim_backend="physx_cpu",
+                    render_backend="cpu" if options.images else "none",
+                    sensor_configs=camera,
+                )
         except RuntimeError as error:
             if not options.images or not any(word in str(error) for word in _NO_VULKAN):
                 raise
@@ -154,7 +163,7 @@ class ManiSkillEnv(SimulatorEnv):
         self._env = made.unwrapped
         self._flattened = importlib.import_module("mani_skill.utils.common").flatten_state_dict
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
-        with self._plain():
+        with self._plain(), self._built():
             self._seen, _ = self._env.reset(seed=0)
         shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
@@ -175,6 +184,7 @@ class ManiSkillEnv(SimulatorEnv):
         require_known("control_mode", options.control_mode, CONTROL_MODES[begin])
         require_known("reward", options.reward, REWARDS)
         require_known("states", options.states, _STATES)
+        require_known("robot_meshes", options.robot_meshes, _ROBOT_MESHES)
         if options.states == "robot" and not options.images:
             raise ConfigError(
                 "without pictures nothing shows where objects are; nearest: all, or "
@@ -192,14 +202,15 @@ class ManiSkillEnv(SimulatorEnv):
         self._env._obs_mode = self._mode
         # What earlier contacts left in the physics must not show in this episode.
         anew = {"reconfigure": self.options.own_scenes}
-        with self._plain():
+        with self._plain(), self._built():
             self._seen, _ = self._env.reset(seed=seed, options=anew)
         return self._observation(), {}
 
     def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
         """Execute one action without drawing a picture."""
-        # Where there are pictures, `observe` reads the states beside them.
-        self._env._obs_mode = "none" if self.options.images else "state"
+        # Where there are pictures, `observe` reads the states beside them. ManiSkill flattens those
+        # of "rgb+state" after every step, and so must have some.
+        self._env._obs_mode = "none" if self._mode == "rgb" else "state"
         with self._plain():
             self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
         flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
@@ -256,6 +267,32 @@ def _import_mani_skill(*, draws: bool) -> None:
         sapien.render.RenderMaterial = _NoMaterial
         sapien.pysapien.render.RenderMaterial = _NoMaterial
     importlib.import_module("mani_skill.envs")
+
+
+@contextmanager
+def _coarse_robots() -> Iterator[None]:
+    """Robots that are built meanwhile are drawn with the meshes they collide with."""
+    module: Any = importlib.import_module("mani_skill.utils.building.urdf_loader")
+    original = module.URDFLoader
+
+    class CollisionMeshes(original):  # type: ignore[misc,valid-type]
+        def __init__(self) -> None:
+            super().__init__()
+            self.collision_is_visual = True  # behind the visual meshes of each link
+
+        def parse(self, *arguments: Any, **named: Any) -> Any:
+            parsed = super().parse(*arguments, **named)
+            for robot in parsed["articulation_builders"]:
+                for link in robot.link_builders:
+                    if link.collision_records:
+                        link.visual_records = link.visual_records[-len(link.collision_records) :]
+            return parsed
+
+    module.URDFLoader = CollisionMeshes
+    try:
+        yield
+    finally:
+        module.URDFLoader = original
 
 
 class _NoMaterial:

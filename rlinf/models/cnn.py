@@ -34,12 +34,13 @@ class CNNPolicy(GaussianPolicy):
         generator = torch.Generator().manual_seed(seed)
         state_shape = env_spec.observation_shapes.get("states", ()) if config.use_states else ()
         state_dim = state_shape[0] if state_shape else 0
+        tasks = told_tasks(env_spec)
+        self._critic_reads_states = value_dim > 0 and config.critic_reads == "states"
         super().__init__(
             config,
             env_spec,
-            feature_dim=state_dim
-            + config.image_features * len(config.image_keys)
-            + told_tasks(env_spec),
+            feature_dim=state_dim + config.image_features * len(config.image_keys) + tasks,
+            critic_dim=_critic_dim(env_spec) + tasks if self._critic_reads_states else None,
             value_dim=value_dim,
             generator=generator,
         )
@@ -48,8 +49,9 @@ class CNNPolicy(GaussianPolicy):
         separate = value_dim > 0 and not config.shared_encoder
         self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
         self._reads_states = state_dim > 0
-        self._tasks = told_tasks(env_spec)
-        self.normalizer = normalizer_of(config, env_spec) if self._reads_states else None
+        self._tasks = tasks
+        reads_states = self._reads_states or self._critic_reads_states
+        self.normalizer = normalizer_of(config, env_spec) if reads_states else None
 
     def _encoders(
         self, config: CNNConfig, env_spec: EnvSpec, generator: torch.Generator
@@ -61,12 +63,19 @@ class CNNPolicy(GaussianPolicy):
             }
         )
 
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Features of actor and critic from images [B, (n,) H, W, 3] uint8 and states [B, D]."""
-        actor = self._features(self.encoder, observations)
-        if self.critic_encoder is None:
-            return actor, actor
-        return actor, self._features(self.critic_encoder, observations)
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Features of images [B, (n,) H, W, 3] uint8 and states [B, D]."""
+        return self._features(self.encoder, observations)
+
+    def critic_features(
+        self, observations: Mapping[str, Tensor], shared: Tensor | None = None
+    ) -> Tensor:
+        """The states alone, features by encoders of its own, or those of the actor."""
+        if self._critic_reads_states:
+            return with_task(self.normalized(observations), observations, self._tasks)
+        if self.critic_encoder is not None:
+            return self._features(self.critic_encoder, observations)
+        return super().critic_features(observations, shared)
 
     def _features(
         self, encoders: torch.nn.ModuleDict, observations: Mapping[str, Tensor]
@@ -76,10 +85,28 @@ class CNNPolicy(GaussianPolicy):
             parts.append(self.normalized(observations))
         return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
 
+    def critic_state(self) -> set[str]:
+        """Statistics of states, too, that the critic alone reads."""
+        found = super().critic_state()
+        if self._critic_reads_states and not self._reads_states and self.normalizer is not None:
+            found.update(f"normalizer.{name}" for name in self.normalizer.state_dict())
+        return found
+
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters of the critic trunk and of its own encoders."""
         own = () if self.critic_encoder is None else self.critic_encoder.parameters()
         return chain(super().value_parameters(), own)
+
+
+def _critic_dim(env_spec: EnvSpec) -> int:
+    shape = env_spec.observation_shapes.get("states")
+    if shape is None:
+        raise ConfigError(
+            "the environment shows no `states` that the critic could read; nearest: pictures, or "
+            "let the simulator show them (env.train.options)",
+            key="model.critic_reads",
+        )
+    return shape[0]
 
 
 class ImageEncoder(torch.nn.Module):

@@ -210,6 +210,18 @@ class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
     """Which policy this section configures."""
     shared_encoder: bool = True
     """Let actor and critic share the encoders; otherwise each has its own."""
+    critic_reads: Literal["pictures", "states"] = "pictures"
+    """What the critic sees: what the actor does; or `states` alone, which may say where objects are
+    although `use_states: false` keeps that from the actor, and cost no convolutions (Pinto et al.
+    2017, "Asymmetric actor critic for image-based robot learning")."""
+
+    @model_validator(mode="after")
+    def _check_critic(self) -> Self:
+        if self.critic_reads == "states" and not self.shared_encoder:
+            raise illegal(
+                "shared_encoder", "a critic that reads states has no encoder", hint="leave it out"
+            )
+        return self
 
 
 MODELS = {

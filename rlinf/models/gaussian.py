@@ -144,6 +144,7 @@ class GaussianPolicy(Policy):
         feature_dim: int,
         value_dim: int,
         generator: torch.Generator,
+        critic_dim: int | None = None,
     ) -> None:
         super().__init__()
         if value_dim not in (0, 1, config.num_action_chunks):
@@ -164,9 +165,9 @@ class GaussianPolicy(Policy):
         self.normalizer: ObservationNormalizer | None = None
         outputs = self.chunk * self.action_dim
 
-        def trunk(output_dim: int, output_gain: float) -> Trunk:
+        def trunk(input_dim: int, output_dim: int, output_gain: float) -> Trunk:
             return Trunk(
-                feature_dim,
+                input_dim,
                 config.hidden_sizes,
                 output_dim,
                 activation=config.activation,
@@ -175,8 +176,9 @@ class GaussianPolicy(Policy):
                 generator=generator,
             )
 
-        self.actor = trunk(outputs * (2 if config.state_dependent_std else 1), config.policy_gain)
-        self.critic = trunk(value_dim, 1.0) if value_dim else None
+        means = outputs * (2 if config.state_dependent_std else 1)
+        self.actor = trunk(feature_dim, means, config.policy_gain)
+        self.critic = trunk(critic_dim or feature_dim, value_dim, 1.0) if value_dim else None
         self._std_tasks = told_tasks(env_spec) if config.task_dependent_std else 0
         if config.task_dependent_std and not self._std_tasks:
             raise ConfigError(
@@ -192,8 +194,15 @@ class GaussianPolicy(Policy):
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
 
     @abstractmethod
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Features [B, feature_dim] of the actor and of the critic."""
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """Features [B, feature_dim] that the actor reads."""
+
+    def critic_features(
+        self, observations: Mapping[str, Tensor], shared: Tensor | None = None
+    ) -> Tensor:
+        """Features [B, critic_dim] that the critic reads: those of the actor, which may have been
+        computed as ``shared``, unless a policy gives it others."""
+        return self.encode(observations) if shared is None else shared
 
     def normalized(self, observations: Mapping[str, Tensor]) -> Tensor:
         """States [B, D], scaled by their running statistics where the policy keeps such."""
@@ -231,7 +240,7 @@ class GaussianPolicy(Policy):
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:
         """Act, without gradients; see :meth:`Policy.sample`."""
-        mean, log_std = self._distribution(self.encode(observations)[0])
+        mean, log_std = self._distribution(self.encode(observations))
         # The deviation of the raw action in standard deviations is the noise itself.
         deviation = torch.zeros_like(mean) if noise is None else noise[ACTIONS]
         raw_actions = mean if noise is None else torch.addcmul(mean, log_std.exp(), deviation)
@@ -243,12 +252,12 @@ class GaussianPolicy(Policy):
 
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
         """Log-probs, values and entropy of stored actions; see the base class."""
-        actor_features, critic_features = self.encode(forward_inputs)
-        mean, log_std = self._distribution(actor_features)
+        features = self.encode(forward_inputs)
+        mean, log_std = self._distribution(features)
         deviation = (forward_inputs[RAW_ACTIONS] - mean) * (-log_std).exp()
         return ActionEvaluation(
             log_probs=gaussian_log_prob(deviation=deviation, log_std=log_std),
-            values=self._values(critic_features),
+            values=self._values(self.critic_features(forward_inputs, features)),
             entropy=gaussian_entropy(log_std=log_std).expand_as(mean),
         )
 
@@ -258,7 +267,7 @@ class GaussianPolicy(Policy):
 
     def mode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] most likely actions, not clipped, with gradients."""
-        return self._distribution(self.encode(observations)[0])[0]
+        return self._distribution(self.encode(observations))[0]
 
     @torch.inference_mode()
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:
@@ -266,7 +275,7 @@ class GaussianPolicy(Policy):
         if self.critic is None:
             first = next(iter(observations.values()))
             return torch.zeros(len(first), 0, device=first.device)
-        return self._values(self.encode(observations)[1])
+        return self._values(self.critic_features(observations))
 
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters of the critic trunk."""
@@ -295,10 +304,9 @@ class MLPPolicy(GaussianPolicy):
         self.normalizer = normalizer_of(config, env_spec)
         self._tasks = told_tasks(env_spec)
 
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """[B, D] states, normalised, and the task [B, tasks], for both trunks."""
-        states = with_task(self.normalized(observations), observations, self._tasks)
-        return states, states
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, D] states, normalised, and the task [B, tasks]."""
+        return with_task(self.normalized(observations), observations, self._tasks)
 
 
 def told_tasks(env_spec: EnvSpec) -> int:

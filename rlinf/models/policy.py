@@ -182,6 +182,11 @@ class Policy(torch.nn.Module, ABC):
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters that only the values depend on; they may have their own learning rate."""
 
+    def critic_state(self) -> set[str]:
+        """Names in the state of what only the critic has, and a policy that imitates does not."""
+        of_values = {id(parameter) for parameter in self.value_parameters()}
+        return {name for name, each in self.named_parameters() if id(each) in of_values}
+
     def adapted_layers(self) -> Iterator[str]:
         """Names of the linear layers that adapters wrap: all but those of the values, which begin
         afresh and are trained whole."""

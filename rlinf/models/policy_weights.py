@@ -97,9 +97,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     found = read_weights(path, key=key)
     with safetensors.safe_open(path.expanduser(), "pt") as file:
         base = (file.metadata() or {}).get(BASE)
-    own = policy.state_dict()
-    of_values = {id(parameter) for parameter in policy.value_parameters()}
-    critic = {name for name, each in policy.named_parameters() if id(each) in of_values}
+    own, critic = policy.state_dict(), policy.critic_state()
     if policy.base is not None and own.keys() - critic - found.keys():
         check_base(policy, base, source=str(path), key=key)
         found = merged_adapters(found, own)

@@ -72,7 +72,7 @@ class SquashedMLPPolicy(MLPPolicy):
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:
         """Act, without gradients; see :meth:`Policy.sample`."""
-        mean, log_std = self._distribution(self.encode(observations)[0])
+        mean, log_std = self._distribution(self.encode(observations))
         inner = mean if noise is None else torch.addcmul(mean, log_std.exp(), noise[ACTIONS])
         actions = self.centre + self.radius * torch.tanh(inner)
         actions = actions.clamp(self.action_low, self.action_high)  # rounding may leave it
@@ -94,7 +94,7 @@ class SquashedMLPPolicy(MLPPolicy):
 
     def act(self, given: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:
         """Actions [N, C, A] that gradients flow through, and log-probs [N]; see forward."""
-        mean, log_std = self._distribution(self.encode(given)[0])
+        mean, log_std = self._distribution(self.encode(given))
         inner = torch.addcmul(mean, log_std.exp(), noise)
         log_probs = gaussian_log_prob(deviation=noise, log_std=log_std) - squash_correction(inner)
         log_probs = of_own_dimensions(log_probs, given)
@@ -105,11 +105,13 @@ class SquashedMLPPolicy(MLPPolicy):
 
         The entropy has no closed form: that of one sample, −log p, is returned.
         """
-        actor_features, critic_features = self.encode(forward_inputs)
-        mean, log_std = self._distribution(actor_features)
+        features = self.encode(forward_inputs)
+        mean, log_std = self._distribution(features)
         log_probs = self._log_probs(forward_inputs[RAW_ACTIONS], mean, log_std)
         return ActionEvaluation(
-            log_probs=log_probs, values=self._values(critic_features), entropy=-log_probs
+            log_probs=log_probs,
+            values=self._values(self.critic_features(forward_inputs, features)),
+            entropy=-log_probs,
         )
 
     def _log_probs(self, actions: Tensor, mean: Tensor, log_std: Tensor) -> Tensor:

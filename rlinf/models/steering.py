@@ -111,10 +111,10 @@ class NoisePolicy(SquashedMLPPolicy):
         self.encoder = encoder
         register_box(self, config, noise)
 
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """Features [B, width] of the actor, which has no critic beside it."""
         found: Tensor = self.encoder(observations)
-        return found, found
+        return found
 
     def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
         """See :meth:`Policy.update_normalizer`."""

@@ -288,14 +288,15 @@ class TrainedPolicy:
     Args:
         task: Of the run.
         source: A run directory, whose newest or best checkpoint counts; or one of its checkpoints.
+        overrides: ``key=value`` for its configuration; none decides what was trained.
 
     Raises:
         CheckpointError: There is no good checkpoint.
     """
 
-    def __init__(self, task: type[Task[Any]], source: Path) -> None:
+    def __init__(self, task: type[Task[Any]], source: Path, overrides: Sequence[str] = ()) -> None:
         self._task, self._source = task, source
-        config, checkpoint = load_run(task, source)
+        config, checkpoint = load_run(task, source, overrides)
         assert isinstance(config, EvaluatedConfig)
         self.config, self.step = config, checkpoint.step
         workers = checkpoint.tree["workers"]
@@ -309,7 +310,13 @@ class TrainedPolicy:
         from rlinf.models.policy_weights import load_travelling
 
         policy = self.config.build_policy(spec).eval()
-        load_travelling(policy, self._weights, base=self._base)
+        try:
+            load_travelling(policy, self._weights, base=self._base)
+        except CheckpointError:
+            trained = written_spec(self._run)
+            if trained is not None:
+                refuse_other_training(trained, spec, key="env.train")
+            raise
         return policy
 
     def env_spec(self) -> EnvSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -38,9 +38,12 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
     return [each for each in drawn if each not in evaluated][:count]
 
 
-def policy_of(task: type[Task[Any]], run: Path) -> tuple[EvaluatedConfig, Actor, str]:
-    """The recipe of a run, its trained policy as who acts (by its mode), and what it is called."""
-    trained = TrainedPolicy(task, run)
+def policy_of(
+    task: type[Task[Any]], run: Path, overrides: Sequence[str] = ()
+) -> tuple[EvaluatedConfig, Actor, str]:
+    """The recipe of a run with its ``overrides`` (``key=value``), its trained policy as who acts (by
+    its mode), and what it is called."""
+    trained = TrainedPolicy(task, run, overrides)
 
     def actor(spec: EnvSpec) -> Act:
         policy = trained.build(spec)

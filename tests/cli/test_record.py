@@ -124,3 +124,25 @@ def test_what_a_recipe_imitates_need_not_be_there_yet(tmp_path, capsys):
     words = ["record", "sft/window_open_behaviour_cloning", "--out", str(out), "--episodes", "1"]
     assert main([*words, "--num-envs", "1", "env.train.max_episode_steps=20"]) == 0
     assert Demonstrations.load(out).source["actor"] == "expert"
+
+
+def test_a_trained_policy_is_recorded_with_pictures_that_it_does_not_see(tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "set"
+    train = ["train", "quickstart", *SHORT, "--run-dir", str(run), "env.num_envs=2",
+             "rollout.steps=4", "runner.total_env_steps=8", "actor.global_batch_size=8",
+             "evaluation.interval=0", "evaluation.episodes=2", "evaluation.num_envs=2",
+             "evaluation.video_episodes=0", "evaluation.stop_at_success=null"]  # fmt: skip
+    assert main(train) == 0
+    words = ["record", str(run), "--out", str(out), "--episodes", "2"]
+    pictures = ["env.train.options.images=true", "env.train.options.image_size=64"]
+    assert main([*words, *pictures]) == 0
+    found = Demonstrations.load(out)
+    assert found.source["actor"] == "run step 1"
+    assert found.observations["states"].shape[1:] == (39,)
+    assert found.observations["main_images"].shape[1:] == (64, 64, 3)
+    capsys.readouterr()
+    words[words.index("--out") + 1] = str(tmp_path / "other")
+    assert main([*words, "model.hidden_sizes=[8]"]) == 2
+    assert "a recorded run keeps what it trains; not changeable" in capsys.readouterr().err
+    assert main([*words, "env.train.options.task=MT10"]) == 2
+    assert "the policy was trained on states [39] (1 tasks)" in capsys.readouterr().err

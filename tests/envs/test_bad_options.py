@@ -48,6 +48,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("maniskill", {"task": "PushCube-v1", "image_size": 0}, "image_size", "nearest: 32"),
     ("maniskill", {"task": "PushCube-v1", "field_of_view": 180.0}, "field_of_view", "nearest: 179"),
     ("maniskill", {"task": "PushCube-v1", "states": "robt"}, "states", "robot"),
+    ("maniskill", {"task": "PushCube-v1", "robot_meshes": "fine"}, "robot_meshes", "visual"),
     ("maniskill", {"task": "PushCube-v1", "states": "robot"}, "states", "nearest: all"),
     ("metaworld", {"task": "raech-v3"}, "task", "reach-v3"),
     ("metaworld", {"task": "MT11"}, "task", "MT10"),

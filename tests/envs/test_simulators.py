@@ -89,3 +89,30 @@ def test_beside_pictures_maniskill_may_say_of_the_robot_alone() -> None:
     assert np.ptp(first["states"], axis=0).max() < 0.1
     assert (first["main_images"][0] != first["main_images"][1]).any()
     assert np.abs(after["states"] - first["states"]).max() > 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("own_scenes", "told"), [(True, "robot"), (False, "all")])
+def test_a_robot_of_few_triangles_stands_where_that_of_many_does(
+    own_scenes: bool, told: str
+) -> None:
+    """Cube, goal and ground to the pixel, and the robot about the same; physics to the bit."""
+    pictures, states = [], []
+    for meshes in ("visual", "collision", "visual"):
+        config = _pushing()
+        config.options.update(robot_meshes=meshes, own_scenes=own_scenes, states=told)
+        try:
+            envs = SupervisedVectorEnv(config, num_envs=1, seed=0)
+        except ConfigError as error:
+            pytest.skip(str(error))
+        with envs:
+            first = envs.reset()
+            pictures.append(first["main_images"][0].astype(int))
+            after = envs.chunk_step(np.full((1, 6, 4), 0.5, np.float32))  # ends, and another begins
+            states.append(np.concatenate([first["states"], after.observations["states"]]))
+    np.testing.assert_array_equal(pictures[0], pictures[2])
+    np.testing.assert_array_equal(states[0], states[1])
+    differ = np.abs(pictures[0] - pictures[1]).max(axis=-1) > 8
+    assert 0 < differ.mean() < 0.4
+    assert not differ[-8:].any()  # the ground before the robot

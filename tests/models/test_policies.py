@@ -53,6 +53,9 @@ CONFIGS: dict[str, ModelConfig] = {
     "cnn separate": CNNConfig(
         policy_gain=1.0, image_features=16, shared_encoder=False, use_states=False
     ),
+    "cnn critic of states": CNNConfig(
+        policy_gain=1.0, image_features=16, critic_reads="states", use_states=False
+    ),
 }
 
 
@@ -338,13 +341,28 @@ def test_several_tasks_are_told_apart_by_a_one_hot_vector(kind: str) -> None:
     policy = REGISTRY.load(kind)(policy_gain=1.0).build(SEVERAL_TASKS, seed=1)
     seen = observations(6)
     tasks = torch.tensor([0, 1, 2, 0, 1, 2])
-    actor, _ = policy.encode({**seen, "task_ids": tasks})
+    actor = policy.encode({**seen, "task_ids": tasks})
     assert torch.equal(actor[:, -3:], torch.eye(3).repeat(2, 1))
-    one, _ = REGISTRY.load(kind)(policy_gain=1.0).build(env_spec(), seed=1).encode(seen)
+    one = REGISTRY.load(kind)(policy_gain=1.0).build(env_spec(), seed=1).encode(seen)
     assert actor.shape[1] == one.shape[1] + 3
     means = policy.sample({**seen, "task_ids": tasks}, None).actions
     others = policy.sample({**seen, "task_ids": tasks.flip(0)}, None).actions
     assert not torch.equal(means, others)
+
+
+def test_a_critic_of_states_sees_no_pictures_and_the_actor_no_states() -> None:
+    policy = CONFIGS["cnn critic of states"].build(env_spec(), seed=1)
+    one, other = observations(4), observations(4, seed=1)
+    mixed = {"states": one["states"], "main_images": other["main_images"]}
+    assert torch.equal(policy.value(mixed), policy.value(one))
+    assert not torch.equal(policy.value(mixed), policy.value(other))
+    assert torch.equal(policy.sample(mixed, None).actions, policy.sample(other, None).actions)
+    pictures = env_spec(observation_shapes={"main_images": (36, 40, 3)},
+                        observation_dtypes={"main_images": "uint8"})  # fmt: skip
+    with pytest.raises(ConfigError, match=r"^model\.critic_reads: .*shows no `states`"):
+        CONFIGS["cnn critic of states"].build(pictures)
+    with pytest.raises(ValidationError, match="critic that reads states has no encoder"):
+        CNNConfig(critic_reads="states", shared_encoder=False)
 
 
 def test_what_was_not_finite_first_is_named() -> None:

@@ -29,7 +29,7 @@ def policy(config: SquashedMLPConfig = CONFIG) -> SquashedMLPPolicy:
 def test_log_probs_are_those_of_the_transformed_gaussian() -> None:
     acting, seen, drawn = policy(), observations(32), noise(32, 2)
     actions, log_probs = acting.act(seen, drawn)
-    mean, log_std = acting._distribution(acting.encode(seen)[0])
+    mean, log_std = acting._distribution(acting.encode(seen))
     inner = mean.double() + log_std.double().exp() * drawn
     scaled = torch.tanh(inner)
     normal = Normal(mean.double(), log_std.double().exp())
@@ -63,7 +63,7 @@ def test_acting_and_evaluating_agree_and_actions_stay_in_the_box() -> None:
     torch.testing.assert_close(again.log_probs, sample.log_probs)
     assert bool(again.log_probs.isfinite().all())
     mode = acting.sample(seen, None).actions
-    mean, _ = acting._distribution(acting.encode(seen)[0])
+    mean, _ = acting._distribution(acting.encode(seen))
     torch.testing.assert_close(mode, high * torch.tanh(mean))
 
 
@@ -86,7 +86,7 @@ def test_gradients_flow_through_actions_and_log_probs() -> None:
 def test_an_untrained_policy_has_the_configured_deviation() -> None:
     config = SquashedMLPConfig(hidden_sizes=(16,), initial_log_std=-1.0, policy_gain=1e-6)
     acting = policy(config)
-    _, log_std = acting._distribution(acting.encode(observations(4))[0])
+    _, log_std = acting._distribution(acting.encode(observations(4)))
     torch.testing.assert_close(log_std, torch.full_like(log_std, -1.0), rtol=0, atol=1e-3)
 
 

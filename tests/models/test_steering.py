@@ -62,7 +62,7 @@ def test_the_frozen_policy_acts_from_what_was_chosen(noise: str) -> None:
     found = policy.sample(observations, given)
     chosen = found.forward_inputs[RAW_ACTIONS]
     assert chosen.shape == (ROWS, 1 if noise == "one" else horizon, dim)
-    mean, log_std = policy.steering._distribution(policy.steering.encode(observations)[0])
+    mean, log_std = policy.steering._distribution(policy.steering.encode(observations))
     inner = mean + log_std.exp() * given["actions"]
     torch.testing.assert_close(chosen, 1.5 * torch.tanh(inner))
     start = chosen.expand(ROWS, horizon, dim)

@@ -5,7 +5,8 @@ runs/<recipe>/<time>/        config.yaml     the resolved configuration
                              run.log         what the run said
                              timeline.json   trace, if asked for
                              end.json        with which step and configuration it came to its end
-                             checkpoints/  evaluations/  videos/  tensorboard/
+                             checkpoints/  evaluations/
+                             videos/  tensorboard/  once one is written
 runs/<recipe>/latest -> the newest one
 """
 
@@ -84,7 +85,7 @@ class RunDirectory:
                 f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
                 f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
             )
-        for directory in (run.checkpoints, run.evaluations, run.videos):
+        for directory in (run.checkpoints, run.evaluations):
             directory.mkdir()
         return run
 
@@ -100,7 +101,7 @@ class RunDirectory:
             raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
         _check_writable(path)
         run = cls(path)
-        for directory in (run.checkpoints, run.evaluations, run.videos):
+        for directory in (run.checkpoints, run.evaluations):
             directory.mkdir(exist_ok=True)
         return run
 

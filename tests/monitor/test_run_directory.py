@@ -32,9 +32,11 @@ def test_layout_and_latest_link(tmp_path):
     assert first.path != second.path
     assert first.path.parent == tmp_path / "runs" / "reach"
     assert (tmp_path / "runs" / "reach" / "latest").resolve() == second.path
-    for directory in (first.checkpoints, first.evaluations, first.videos):
+    for directory in (first.checkpoints, first.evaluations):
         assert directory.is_dir()
         assert directory.parent == first.path
+    assert first.videos.parent == first.path
+    assert not first.videos.exists()  # a run of a language model films nothing
     assert first.config.read_text() == "seed: 1\n"
     assert [first.metrics.name, first.log.name, first.timeline.name] == [
         "metrics.jsonl", "run.log", "timeline.json",

@@ -221,7 +221,10 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     [
         (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
         (["list", "nothing"], ["error: `nothing` is nothing that can be listed; known: algorit"]),
-        (["list", "model"], ["error: `model` is nothing that can be listed; did you mean `models`?"]),
+        (
+            ["list", "model"],
+            ["error: `model` is nothing that can be listed; did you mean `models`?"],
+        ),
         (["data", "show", "gone"], ["no demonstrations in gone, which does not exist; ", "record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),

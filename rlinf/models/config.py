@@ -185,7 +185,7 @@ class ImagePolicyConfig(GaussianPolicyConfig):
     """Image observations to read."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them."""
-    channels: tuple[int, ...] = Field(default=(32, 64, 64), min_length=1)
+    channels: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1)
     """Output channels of the convolutions."""
     kernel_sizes: tuple[int, ...] = (8, 4, 3)
     """Kernel widths in pixels, one per convolution."""

@@ -51,7 +51,7 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
     """Image observations by which noise is chosen."""
     image_size: int = Field(default=64, ge=8)
     """Edge in pixels to which pictures are scaled for that."""
-    channels: tuple[int, ...] = Field(default=(32, 32, 32, 32), min_length=1)
+    channels: tuple[Width, ...] = Field(default=(32, 32, 32, 32), min_length=1)
     """Output channels of the convolutions."""
     kernel_sizes: tuple[int, ...] = (3, 3, 3, 3)
     """Kernel widths in pixels, one per convolution."""

@@ -3,9 +3,13 @@
 import errno
 import gc
 import os
+import pickle
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import Future
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -21,7 +25,7 @@ from rlinf.scheduler.transport.cluster_files import (
 )
 from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.links import SECRET_BYTES, OutgoingLink
-from rlinf.scheduler.transport.payload import LARGE_BYTES, Codec
+from rlinf.scheduler.transport.payload import LARGE_BYTES, Codec, dumps
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 LARGE = LARGE_BYTES // 4 + 1
@@ -328,3 +332,36 @@ def test_what_another_node_reads_has_no_blocks(codec, connect):
     far = process.encode(value, reader_node=1)
     assert not far.uses_blocks
     assert torch.equal(process.decode(far), value)
+
+
+WORKER = """
+import pickle, sys
+from rlinf.scheduler.transport.payload import dumps
+value = pickle.loads(sys.stdin.buffer.read())
+value.x = 5
+sys.stdout.buffer.write(dumps(value))
+"""
+
+
+def test_what_has_slots_and_a_class_of_the_program_comes_back_from_a_worker():
+    pytest.importorskip("ray")
+
+    @dataclass(slots=True)
+    class Point:
+        x: int
+        y: float = 1.0
+
+    class Named(Point):
+        name = "here"
+
+    for kind in (Point, Named):
+        value = kind(1)
+        if kind is Named:
+            value.name = "there"
+        answer = subprocess.run(
+            [sys.executable, "-c", WORKER], input=dumps(value), capture_output=True, check=True
+        )
+        back = pickle.loads(answer.stdout)
+        assert type(back) is kind
+        assert (back.x, back.y) == (5, 1.0)
+        assert getattr(back, "name", "there") == "there"

@@ -192,6 +192,26 @@ class _Encoding:
         return _tensor, ((block.name, nbytes), *kind)
 
 
+def _reduce_once(value: Any) -> Any:
+    """How to pickle an instance whose class arrived by value and says that it has slots.
+
+    cloudpickle rebuilds such a class without them. What its instances hold is then in a
+    ``__dict__``, and pickle, which asks the class for its slots, finds everything twice; the class
+    as it was written has no ``__dict__`` to take that.
+    """
+    slotted = any(vars(each).get("__slots__") for each in type(value).__mro__)
+    if isinstance(value, type) or not slotted or not hasattr(value, "__dict__"):
+        return NotImplemented
+    reduced = value.__reduce_ex__(4)
+    if not isinstance(reduced, tuple) or len(reduced) < 3:
+        return NotImplemented
+    match reduced[2]:
+        case (dict() as held, dict() as slots) if held.keys() & slots.keys():
+            other = {name: each for name, each in held.items() if name not in slots}
+            return (*reduced[:2], (other or None, slots), *reduced[3:])
+    return NotImplemented
+
+
 class _FastPickler(pickle.Pickler):
     """The C pickler; gives up on what the receiver could not import."""
 
@@ -219,6 +239,8 @@ def _by_value_pickler() -> Any:
 
         def reducer_override(self, value: Any) -> Any:
             reduced = self.state.reduce(value)
+            if reduced is NotImplemented:
+                reduced = _reduce_once(value)
             return super().reducer_override(value) if reduced is NotImplemented else reduced
 
     return ByValuePickler

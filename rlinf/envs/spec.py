@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,10 +53,15 @@ class EnvSpec:
 
     def of_present(self) -> EnvSpec:
         """The spec without the observations of the steps before."""
+        return self.showing(without_earlier(self.observation_shapes))
+
+    def showing(self, names: Collection[str]) -> EnvSpec:
+        """The spec with these of its observations alone."""
+        kept = [name for name in self.observation_shapes if name in names]
         return replace(
             self,
-            observation_shapes=without_earlier(self.observation_shapes),
-            observation_dtypes=without_earlier(self.observation_dtypes),
+            observation_shapes={name: self.observation_shapes[name] for name in kept},
+            observation_dtypes={name: self.observation_dtypes[name] for name in kept},
         )
 
     def to_json(self) -> dict[str, Any]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.config import CNNConfig, ImagePolicyConfig
 from rlinf.models.gaussian import (
@@ -84,6 +85,11 @@ class CNNPolicy(GaussianPolicy):
         if self._reads_states:
             parts.append(self.normalized(observations))
         return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
+
+    def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
+        """Pictures, which task it is, and states where the actor reads them."""
+        read = {*self._image_keys, TASK_IDS, *(("states",) if self._reads_states else ())}
+        return tuple(name for name in observations if name in read)
 
     def critic_state(self) -> set[str]:
         """Statistics of states, too, that the critic alone reads."""

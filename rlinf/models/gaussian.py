@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -303,6 +303,10 @@ class MLPPolicy(GaussianPolicy):
         )
         self.normalizer = normalizer_of(config, env_spec)
         self._tasks = told_tasks(env_spec)
+
+    def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
+        """States, and which task it is."""
+        return tuple(name for name in observations if name in ("states", TASK_IDS))
 
     def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, D] states, normalised, and the task [B, tasks]."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -181,6 +181,10 @@ class Policy(torch.nn.Module, ABC):
     @abstractmethod
     def value_parameters(self) -> Iterator[torch.nn.Parameter]:
         """Parameters that only the values depend on; they may have their own learning rate."""
+
+    def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
+        """Those of the observations by name that acting needs; a server asks for no others."""
+        return tuple(observations)
 
     def critic_state(self) -> set[str]:
         """Names in the state of what only the critic has, and a policy that imitates does not."""

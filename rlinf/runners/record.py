@@ -41,8 +41,8 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 def policy_of(
     task: type[Task[Any]], run: Path, overrides: Sequence[str] = ()
 ) -> tuple[EvaluatedConfig, Actor, str]:
-    """The recipe of a run with its ``overrides`` (``key=value``), its trained policy as who acts, by
-    its mode, and what it is called."""
+    """The recipe of a run with ``overrides`` (``key=value``), its policy as who acts, by its mode,
+    and what it is called."""
     trained = TrainedPolicy(task, run, overrides)
 
     def actor(spec: EnvSpec) -> Act:

@@ -51,13 +51,15 @@ class RemotePolicy(Policy):
             config.num_action_chunks, env_spec.action_dim, 0
         )  # fmt: skip
         told = self._client.metadata
+        # What the policy does not act on, such as the states that only its critic sees, stays here.
+        self._asked = tuple(told["observations"])
         own = {
             "chunk": self.chunk,
             "action_dim": self.action_dim,
             "action_kind": env_spec.action_kind,
             "observations": {
                 name: {"shape": list(shape), "dtype": env_spec.observation_dtypes[name]}
-                for name, shape in env_spec.observation_shapes.items()
+                for name, shape in env_spec.showing(self._asked).observation_shapes.items()
             },
             "tasks": list(env_spec.task_descriptions),
         }
@@ -70,7 +72,7 @@ class RemotePolicy(Policy):
         """What the server answers; it acts by the mode, and tells no log-probs (NaN)."""
         if noise is not None:
             raise ValueError("a policy behind a server acts by its mode: noise must be None")
-        arrays = {name: tensor.cpu().numpy() for name, tensor in observations.items()}
+        arrays = {name: observations[name].cpu().numpy() for name in self._asked}
         rows = len(next(iter(arrays.values())))
         batch = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
         actions = torch.from_numpy(self._client.infer({BATCH: batch})["actions"].copy())

@@ -73,7 +73,8 @@ class PolicyServer:
 
     Args:
         policy: Who acts.
-        spec: What it was trained on.
+        spec: What it was trained on. A client is asked for what it acts on alone, not for what
+            only its critic saw.
         name: What it is called.
         settings: How it answers.
         newest: Reads the newest weights and their version, or gives None where those that are
@@ -90,6 +91,7 @@ class PolicyServer:
         settings: ServerSettings,
         newest: Callable[[int], Weights | None] | None = None,
     ) -> None:
+        spec = spec.showing(policy.policy.acts_on(spec.observation_shapes))
         self._policy, self._spec, self._name = policy, spec, name
         self._settings, self._newest = settings, newest
         keys = settings.keys or {}

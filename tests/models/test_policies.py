@@ -357,6 +357,10 @@ def test_a_critic_of_states_sees_no_pictures_and_the_actor_no_states() -> None:
     assert torch.equal(policy.value(mixed), policy.value(one))
     assert not torch.equal(policy.value(mixed), policy.value(other))
     assert torch.equal(policy.sample(mixed, None).actions, policy.sample(other, None).actions)
+    asked = policy.acts_on(env_spec().observation_shapes)
+    assert asked == ("main_images",)
+    alone = {name: other[name] for name in asked}
+    assert torch.equal(policy.sample(alone, None).actions, policy.sample(other, None).actions)
     pictures = env_spec(observation_shapes={"main_images": (36, 40, 3)},
                         observation_dtypes={"main_images": "uint8"})  # fmt: skip
     with pytest.raises(ConfigError, match=r"^model\.critic_reads: .*shows no `states`"):

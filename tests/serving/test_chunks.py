@@ -141,7 +141,7 @@ class Flow(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.policy = small_policy()
-        self.chunk = self.policy.chunk
+        self.chunk, self.acts_on = self.policy.chunk, self.policy.acts_on
         far = (torch.arange(4.0)[:, None] - torch.arange(4.0)[None]).abs()
         self.register_buffer("mixing", torch.exp(-far / 4))
 

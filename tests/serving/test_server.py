@@ -13,15 +13,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pydantic import SecretStr
 
 from rlinf.errors import CheckpointError, ConfigError
+from rlinf.models.config import CNNConfig
 from rlinf.models.policy import ActionSample, Policy
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.latency import Histogram
+from rlinf.serving.remote import RemoteConfig
 from rlinf.serving.server import ServerSettings
 from rlinf.serving.wire import pack, unpack
 
-from .support import TASKS, TOKEN, Running, observation, serving, small_policy
+from .support import SPEC, TASKS, TOKEN, Running, observation, serving, small_policy
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +45,28 @@ def alone(policy: Policy, seed: int) -> np.ndarray:
     inputs["task_ids"] = torch.tensor([TASKS.index(row["prompt"])])
     with torch.inference_mode():
         return policy.sample(inputs, None).actions[0].numpy()
+
+
+def test_what_only_the_critic_saw_is_not_asked_for() -> None:
+    config = CNNConfig(
+        use_states=False, critic_reads="states", policy_gain=1.0, num_action_chunks=4,
+        channels=(8,), kernel_sizes=(4,), strides=(4,), image_features=16,
+    )  # fmt: skip
+    policy = config.build(SPEC, value_dim=1, seed=0).eval()
+    given = observation(0)
+    states = given.pop("states")
+    batch = {"main_images": torch.from_numpy(given["main_images"])[None],
+             "task_ids": torch.tensor([0])}  # fmt: skip
+    expected = policy.sample(batch, None).actions
+    with serving(policy) as server:
+        with server.connect() as client:
+            assert [*client.metadata["observations"]] == ["main_images", "task_ids"]
+            np.testing.assert_allclose(client.infer(given)["actions"], expected[0], atol=1e-6)
+        remote = RemoteConfig(
+            num_action_chunks=4, url=f"ws://{server.address}", token=SecretStr(TOKEN)
+        ).build(SPEC)  # as `rlinf eval --server` does, whose simulator shows the states as well
+        seen = batch | {"states": torch.from_numpy(states)[None]}
+        torch.testing.assert_close(remote.sample(seen, None).actions, expected)
 
 
 def http(running: Running, path: str, data: bytes | None = None, **headers: str) -> Any:
@@ -158,7 +183,7 @@ class Slow(torch.nn.Module):
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()
-        self.policy, self.chunk = policy, policy.chunk
+        self.policy, self.chunk, self.acts_on = policy, policy.chunk, policy.acts_on
         self.rows: list[int] = []
         self.begun, self.may_go = threading.Event(), threading.Event()
 

@@ -72,6 +72,9 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
 
     _noise_shape: tuple[int, ...] | None = PrivateAttr(default=None)
 
+    def check_starting_weights(self, *, value_dim: int) -> None:
+        """Nothing: to build the policy reads its base."""
+
     @property
     def noise_shape(self) -> tuple[int, ...] | None:
         """[H, D] that the base denoises from, once one was built; None before."""

@@ -87,6 +87,9 @@ class PublishedConfig(ModelConfig):
         """File of weights that a run left behind."""
         return self.weights
 
+    def check_starting_weights(self, *, value_dim: int) -> None:
+        """Nothing: what they belong to is known when the published model has been read."""
+
     @property
     @abstractmethod
     def normalised_by(self) -> Method:

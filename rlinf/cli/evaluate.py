@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf.cli.failure import Debug, reporting
+from rlinf.cli.failure import Debug, nothing_left_if_refused, reporting
 from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe, run_given
 from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
@@ -124,7 +124,10 @@ def _evaluate_recipe(
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory, logging_to
 
-    with RunDirectory.create(config.runner.output_dir, loaded.short_name) as directory:
+    with (
+        RunDirectory.create(config.runner.output_dir, loaded.short_name) as directory,
+        nothing_left_if_refused(directory),
+    ):
         directory.write_config(to_yaml(config))
         reporting.log = directory.log
         print_batches(config)

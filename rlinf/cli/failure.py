@@ -7,15 +7,20 @@ the end of the trace. An exception that a worker raised is reported as if it wer
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf.cli.screen import complain
+from rlinf.cli.screen import complain, say
 from rlinf.errors import RLinfError, UserError
 from rlinf.scheduler.errors import WorkerCallError
+
+if TYPE_CHECKING:
+    from rlinf.monitor.run_directory import RunDirectory
 
 FAILED, USER_ERROR = 1, 2
 
@@ -43,6 +48,19 @@ def _switch_on(value: bool) -> bool:
 Debug = Annotated[
     bool, typer.Option("--debug", help="Show the whole trace of a failure.", callback=_switch_on)
 ]
+
+
+@contextmanager
+def nothing_left_if_refused(directory: RunDirectory) -> Iterator[None]:
+    """Remove the directory of a run that is refused before it began; a failure keeps its log."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(_origin(error)[0], UserError) and not directory.begun:
+            reporting.log = None
+            directory.discard()
+            say(f"the run did not begin, and left nothing behind in {directory.path}")
+        raise
 
 
 def report(error: Exception) -> int:

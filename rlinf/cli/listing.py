@@ -10,6 +10,7 @@ import typer
 
 from rlinf.cli.screen import show_table
 from rlinf.config.load import find_recipe, recipe_names
+from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 
@@ -41,10 +42,12 @@ REGISTRIES = {
 
 
 def list_names(
-    kind: Annotated[Kind, typer.Argument(help="What to list.", show_choices=True)],
+    kind: Annotated[str, typer.Argument(metavar="|".join(Kind), help="What to list.")],
 ) -> None:
     """List recipes, environments, models, algorithms, engines, tools, loggers, tasks."""
-    rows = list(_rows(kind))
+    if kind not in list(Kind):
+        raise ConfigError(f"`{kind}` is nothing that can be listed; {did_you_mean(kind, Kind)}")
+    rows = list(_rows(Kind(kind)))
     show_table("", ("",) * len(rows[0]), rows)
 
 

@@ -121,7 +121,7 @@ def _check_token(token: str | None, *, no_token: bool) -> None:
 
 def _check_keys(path: Path, keys: dict[str, str]) -> None:
     """Refuse names of what the policy does not read, where its run says what it reads."""
-    from rlinf.runners.embodied_evaluation import written_spec
+    from rlinf.envs.spec import written_spec
     from rlinf.runners.evaluation import run_of
     from rlinf.serving.requests import check_keys
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf.cli.failure import Debug, reporting
+from rlinf.cli.failure import Debug, nothing_left_if_refused, reporting
 from rlinf.cli.run_paths import CONFIG_FILE, check_new, check_writable, find_run
 from rlinf.cli.screen import say, show_table
 
@@ -70,7 +70,10 @@ def train(
     from rlinf.monitor.run_directory import RunDirectory
 
     name = loaded.short_name
-    with RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory:
+    with (
+        RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory,
+        nothing_left_if_refused(directory),
+    ):
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -63,6 +63,10 @@ class GymnasiumEnv(SimulatorEnv):
             )
         except gymnasium.error.Error as error:
             raise ConfigError(str(error), key="options.id") from error
+        except TypeError as error:
+            if "keyword argument" not in str(error):
+                raise
+            raise ConfigError(str(error).splitlines()[0], key="options.kwargs") from error
         leaves = dict(_leaves(self._env.observation_space))
         pictures = [path for path, space in leaves.items() if _is_picture(space)]
         vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
@@ -70,7 +74,8 @@ class GymnasiumEnv(SimulatorEnv):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
         only = len(pictures) == 1
         self._pictures = {
-            "main_images" if only else f"images.{path[-1]}": path for path in pictures
+            "main_images" if only else f"images.{_camera(path, pictures)}": path
+            for path in pictures
         }
         parts: dict[str, gymnasium.Space[Any]] = {
             name: leaves[path] for name, path in self._pictures.items()
@@ -90,6 +95,11 @@ class GymnasiumEnv(SimulatorEnv):
 
         What a module registers is known when the env process imports it.
         """
+        if options.success_key is not None and options.success_return is not None:
+            raise ConfigError(
+                "success is said by one of success_key and success_return; nearest: null",
+                key="options.success_return",
+            )
         module, colon, _ = options.id.partition(":")
         try:
             if not colon:
@@ -119,7 +129,13 @@ class GymnasiumEnv(SimulatorEnv):
 
     def render(self) -> Any:
         """Return a picture, uint8 [H, W, 3]."""
-        return self._env.render()
+        frame = self._env.render()
+        if not isinstance(frame, np.ndarray):
+            raise RuntimeError(
+                f"with `options.render_mode: {self._options.render_mode or 'null'}` "
+                f"{self._options.id} draws no pictures; nearest: rgb_array"
+            )
+        return frame
 
     def close(self) -> None:
         """Close the environment."""
@@ -163,6 +179,12 @@ def _leaves(
             yield from _leaves(part, (*path, key))
     else:
         yield path, space
+
+
+def _camera(path: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> str:
+    """The last key of a picture; all of them where several pictures end in the same."""
+    alone = sum(each[-1] == path[-1] for each in every) == 1
+    return path[-1] if alone else "_".join(path)
 
 
 def _is_picture(space: gymnasium.Space[Any]) -> bool:

@@ -212,6 +212,8 @@ class XArmEnv(GymnasiumTask):
         variables={"MUJOCO_GL": "egl"},
     )
 
+    _painter: Any = None
+
     @classmethod
     def keeps_model(cls, task: str) -> bool:
         """It writes nothing into it."""
@@ -229,6 +231,22 @@ class XArmEnv(GymnasiumTask):
         inner: Any = self._env.unwrapped
         inner._mujoco.mj_resetData(inner.model, inner.data)
         return super().reset(seed=seed, options=options)
+
+    def render(self) -> Any:
+        """Its one camera, uint8 [256, 256, 3]; the package calls gymnasium's renderer as it was
+        before 1.0."""
+        from rlinf.envs.mujoco_picture import Painter
+
+        inner: Any = self._env.unwrapped
+        if self._painter is None:
+            self._painter = Painter(inner.model)
+        return self._painter.paint(inner.data, "camera0", 256)
+
+    def close(self) -> None:
+        """Free model and graphics."""
+        if self._painter is not None:
+            self._painter.close()
+        super().close()
 
 
 class AlohaEnv(GymnasiumTask):

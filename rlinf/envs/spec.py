@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,10 @@ from rlinf.envs.base import VECTORS, Simulator, observation_type
 from rlinf.envs.observation_names import present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
+
+ENV_SPEC_FILE = "env_spec.json"
+"""Of a run directory: what the policy was trained on, so that it can be built without the
+simulator."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +162,14 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
                 key=key,
             )
     return beside
+
+
+def written_spec(run: Path) -> EnvSpec | None:
+    """What the policy of a run sees and does, as the run wrote it down; None where it did not."""
+    file = run / ENV_SPEC_FILE
+    if not file.is_file():
+        return None
+    return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 def refuse_other_training(trained: EnvSpec, played: EnvSpec, *, key: str) -> None:

@@ -89,6 +89,14 @@ class ModelConfig(StrictModel):
         if self.path is not None:
             require_weights(self.path, key="path")
 
+    def check_starting_weights(self, *, value_dim: int) -> None:
+        """Refuse weights to begin with of another model, as far as that can be told without an
+        environment; ConfigError as :meth:`build` raises it."""
+        if self.path is not None:
+            from rlinf.models.policy_weights import require_same_model
+
+            require_same_model(self, self.path, value_dim=value_dim)
+
     def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
         """Q functions of observations and action chunks, with fresh weights."""
         if self.q_implementation is None:
@@ -177,7 +185,7 @@ class ImagePolicyConfig(GaussianPolicyConfig):
     """Image observations to read."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them."""
-    channels: tuple[int, ...] = Field(default=(32, 64, 64), min_length=1)
+    channels: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1)
     """Output channels of the convolutions."""
     kernel_sizes: tuple[int, ...] = (8, 4, 3)
     """Kernel widths in pixels, one per convolution."""

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf.checkpoint.weights import check_compatible
+from rlinf.checkpoint.weights import Shapes, check_compatible
+from rlinf.envs.spec import written_spec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.policy import Policy
+
+if TYPE_CHECKING:
+    from rlinf.models.config import ModelConfig
 
 BASE = "base"
 """Name of :attr:`Policy.base` in what is written."""
@@ -102,14 +107,53 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
         check_base(policy, base, source=str(path), key=key)
         found = merged_adapters(found, own)
         own = {name: tensor for name, tensor in own.items() if name in found} if base else own
+    _require_fit(own, critic, found, path, key=key)
+    policy.load_state_dict(found, strict=False)
+    if policy.base is not None:
+        with path.expanduser().open("rb") as content:
+            digest = hashlib.file_digest(content, "sha256").hexdigest()
+        policy.base = f"{policy.base}, then sha256:{digest}"
+
+
+def _require_fit(
+    own: Mapping[str, Tensor], critic: set[str], found: Shapes, path: Path, *, key: str
+) -> None:
+    """Refuse other tensors than a policy's; those of the ``critic`` may be missing, all of them."""
     if not critic & found.keys():
         own = {name: tensor for name, tensor in own.items() if name not in critic}
     try:
         check_compatible(own, found, source=str(path))
     except CheckpointError as error:
         raise ConfigError(str(error), key=key) from error
-    policy.load_state_dict(found, strict=False)
-    if policy.base is not None:
-        with path.expanduser().open("rb") as content:
-            digest = hashlib.file_digest(content, "sha256").hexdigest()
-        policy.base = f"{policy.base}, then sha256:{digest}"
+
+
+def require_same_model(config: ModelConfig, path: Path, *, value_dim: int) -> None:
+    """Refuse a file of weights of another model by its header, before an environment starts.
+
+    Shapes depend on the environment as well. So it is judged where the run that left the file still
+    says beside it in what it was trained, and the present environment may show no states although
+    that did: what fits neither way was trained of another model. Everything else
+    :func:`load_initial_weights` judges.
+
+    Raises:
+        ConfigError: As that one raises it.
+    """
+    spec = written_spec(path.expanduser().parent)
+    if spec is None:
+        return
+    with safetensors.safe_open(path.expanduser(), "pt") as file:
+        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+    fresh, refused = config.model_copy(update={"path": None}), list[ConfigError]()
+    for shown in (spec, spec.showing(spec.observation_shapes.keys() - {"states"})):
+        try:
+            policy = fresh.build(shown, value_dim=value_dim)
+        except ConfigError:
+            break  # it is made for other observations
+        try:
+            _require_fit(policy.state_dict(), policy.critic_state(), found, path, key="model.path")
+        except ConfigError as error:
+            refused.append(error)
+        else:
+            return
+    if refused:
+        raise refused[0]

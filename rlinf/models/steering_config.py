@@ -51,7 +51,7 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
     """Image observations by which noise is chosen."""
     image_size: int = Field(default=64, ge=8)
     """Edge in pixels to which pictures are scaled for that."""
-    channels: tuple[int, ...] = Field(default=(32, 32, 32, 32), min_length=1)
+    channels: tuple[Width, ...] = Field(default=(32, 32, 32, 32), min_length=1)
     """Output channels of the convolutions."""
     kernel_sizes: tuple[int, ...] = (3, 3, 3, 3)
     """Kernel widths in pixels, one per convolution."""
@@ -71,6 +71,9 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
     """How many Q functions there are; the algorithm says what of their values counts."""
 
     _noise_shape: tuple[int, ...] | None = PrivateAttr(default=None)
+
+    def check_starting_weights(self, *, value_dim: int) -> None:
+        """Nothing: to build the policy reads its base."""
 
     @property
     def noise_shape(self) -> tuple[int, ...] | None:

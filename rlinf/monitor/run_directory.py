@@ -5,7 +5,8 @@ runs/<recipe>/<time>/        config.yaml     the resolved configuration
                              run.log         what the run said
                              timeline.json   trace, if asked for
                              end.json        with which step and configuration it came to its end
-                             checkpoints/  evaluations/  videos/  tensorboard/
+                             checkpoints/  evaluations/
+                             videos/  tensorboard/  once one is written
 runs/<recipe>/latest -> the newest one
 """
 
@@ -17,11 +18,12 @@ import json
 import logging
 import os
 import shlex
+import shutil
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,10 @@ class RunDirectory:
         self.videos = path / "videos"
         self._end = path / "end.json"
         self._lock: int | None = _lock(path)
+        self.begun = True
+        """Whether there is something to go on with; of a new run not before it says so."""
+        self._made: list[Path] = []  # of directories, the inner ones first
+        self._latest_before: str | None = None
 
     @classmethod
     def create(
@@ -64,16 +70,19 @@ class RunDirectory:
             UserError: It cannot be written, or holds something.
         """
         if path is not None:
-            return cls._at(path)
-        parent = Path(output_dir) / recipe
+            return cls._at(Path(path))
+        parent = Path(output_dir).expanduser().absolute() / recipe
+        made = _make(parent)
         run = cls._at(_unused(parent))
+        run._made = [run.path, *made]
+        run._latest_before = _target(parent / LATEST)
         point_link(parent / LATEST, run.path.name)
         return run
 
     @classmethod
-    def _at(cls, path: Path | str) -> RunDirectory:
-        path = Path(path).expanduser().absolute()
-        _make(path)
+    def _at(cls, path: Path) -> RunDirectory:
+        path = path.expanduser().absolute()
+        made = _make(path)
         run = cls(path)
         found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
         if found:
@@ -84,8 +93,9 @@ class RunDirectory:
                 f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
                 f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
             )
-        for directory in (run.checkpoints, run.evaluations, run.videos):
+        for directory in (run.checkpoints, run.evaluations):
             directory.mkdir()
+        run.begun, run._made = False, made
         return run
 
     @classmethod
@@ -100,7 +110,7 @@ class RunDirectory:
             raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
         _check_writable(path)
         run = cls(path)
-        for directory in (run.checkpoints, run.evaluations, run.videos):
+        for directory in (run.checkpoints, run.evaluations):
             directory.mkdir(exist_ok=True)
         return run
 
@@ -116,6 +126,29 @@ class RunDirectory:
     def end(self) -> Any:
         """See :meth:`note_end`; None where the run has not come to an end."""
         return json.loads(self._end.read_bytes()) if self._end.is_file() else None
+
+    def discard(self) -> None:
+        """Leave nothing behind of a run that never began.
+
+        ``latest`` points where it did before, and a directory that the user had made stays.
+        """
+        if self.begun:
+            raise ValueError(f"the run {self.path} has begun: what it wrote is kept")
+        link = self.path.parent / LATEST
+        if _target(link) == self.path.name:  # else another run has begun meanwhile
+            if self._latest_before is None:
+                link.unlink()
+            else:
+                point_link(link, self._latest_before)
+        for entry in self.path.iterdir():
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink()
+        self.close()
+        with suppress(OSError):  # one that holds something by now, as another run
+            for directory in self._made:
+                directory.rmdir()
 
     def close(self) -> None:
         """Give up the lock."""
@@ -133,7 +166,6 @@ class RunDirectory:
 
 def _unused(parent: Path) -> Path:
     """A directory named by the present time, made so that no other run gets it."""
-    _make(parent)
     stamp = time.strftime("%Y-%m-%d_%H-%M-%S")
     for number in range(1, 1000):
         path = parent / (stamp if number == 1 else f"{stamp}_{number}")
@@ -145,12 +177,20 @@ def _unused(parent: Path) -> Path:
     raise UserError(f"{parent} holds a thousand runs of this second")
 
 
-def _make(path: Path) -> None:
+def _target(link: Path) -> str | None:
+    """Where a link points to; None where there is none."""
+    return os.readlink(link) if link.is_symlink() else None
+
+
+def _make(path: Path) -> list[Path]:
+    """Make a directory; returns it and those above that were not there, the inner ones first."""
     try:
+        made = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(path, error) from error
     _check_writable(path)
+    return made
 
 
 def _check_writable(path: Path) -> None:

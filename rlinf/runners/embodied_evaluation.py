@@ -12,7 +12,7 @@ import numpy as np
 
 from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.envs.config import EnvConfig, Shares
-from rlinf.envs.spec import EnvSpec, refuse_other_training
+from rlinf.envs.spec import ENV_SPEC_FILE, EnvSpec, refuse_other_training, written_spec
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
@@ -36,9 +36,6 @@ EvaluatedT = TypeVar("EvaluatedT", bound=EvaluatedConfig)
 
 _PURPOSE_NUMBERS = {"periodic": 0, "held_out": 1}
 FRAMES_PER_SECOND = 30
-ENV_SPEC_FILE = "env_spec.json"
-"""Of a run directory: what the policy was trained on, so that it can be built without the
-simulator."""
 
 
 class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
@@ -269,14 +266,6 @@ class PlayingTask(Task[EvaluatedT]):
             if trained is not None:
                 refuse_other_training(trained, groups.started["env"][0], key="env.train")
             raise
-
-
-def written_spec(run: Path) -> EnvSpec | None:
-    """What the policy of a run sees and does, as the run wrote it down; None where it did not."""
-    file = run / ENV_SPEC_FILE
-    if not file.is_file():
-        return None
-    return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
 
 
 # -- the policy that a run has trained ------------------------------------------------------------

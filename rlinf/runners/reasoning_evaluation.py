@@ -128,6 +128,7 @@ def answer_prompts(
 
     Raises:
         ConfigError: The specification is of another prompt set.
+        UserError: Not one completion could be scored, so that no rate is known.
     """
     spec.check_dataset(dataset)
     report = groups.evaluate(
@@ -140,6 +141,7 @@ def answer_prompts(
         },
         sources=len(spec.prompt_ids),
     )
+    require_scores(report.results("reward"), of="evaluation")
     parts: list[GenerationReport] = report.results("rollout")
     outcomes = [
         PromptOutcome.of(
@@ -153,6 +155,13 @@ def answer_prompts(
         for group in part.groups
     ]
     return TextEvaluationResult.of(spec, outcomes, checkpoint)
+
+
+def require_scores(parts: Sequence[RewardReport], *, of: str) -> None:
+    """Refuse, by a UserError, that not one completion of something could be scored."""
+    reasons = [why for part in parts for why in part.reasons.values()]
+    if reasons and not any(values for part in parts for values in part.values.values()):
+        raise UserError(f"no completion of the {of} could be scored; the first: {reasons[0]}")
 
 
 def _answers(
@@ -223,10 +232,8 @@ class AnswerCounts(Counts):
         Raises:
             UserError: Not one completion of the step could be scored, so that nothing is learnt.
         """
+        require_scores(parts, of="step")
         reasons = {fault: why for part in parts for fault, why in part.reasons.items()}
-        if reasons and not any(values for part in parts for values in part.values.values()):
-            first = next(iter(reasons.values()))
-            raise UserError(f"no completion of the step could be scored; the first: {first}")
         for fault, why in reasons.items():
             if fault not in self.faults:
                 log.warning("a completion cannot be scored and is not trained on: %s", why)

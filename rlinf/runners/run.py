@@ -99,6 +99,7 @@ class Run:
             self._start(stack)
             if former is None:
                 self.task.begin(self)
+                self.directory.begun = True
             else:
                 self._load_workers(former.tree, former.path)
             self._warm_up()

@@ -220,7 +220,11 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     ("words", "parts"),
     [
         (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
-        (["list", "robots"], ["robots", "'recipes'"]),
+        (["list", "nothing"], ["error: `nothing` is nothing that can be listed; known: algorit"]),
+        (
+            ["list", "model"],
+            ["error: `model` is nothing that can be listed; did you mean `models`?"],
+        ),
         (["data", "show", "gone"], ["no demonstrations in gone, which does not exist; ", "record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
@@ -265,10 +269,12 @@ def test_other_verbs(
 def test_missing_packages(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
     missing: str,
     words: list[str],
     parts: list[str],
 ) -> None:
+    monkeypatch.setenv("RLINF_ENVS", str(tmp_path))  # nothing is installed outside of this one
     real = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> Any:

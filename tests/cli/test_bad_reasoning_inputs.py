@@ -162,6 +162,7 @@ def test_models(
     damage(place)
     code, _, error = train(capsys)
     assert code == 2, error
+    assert not (place / "runs").exists()
     assert "Traceback" not in error
     flat = " ".join(error.split())
     assert [part for part in parts if part not in flat] == [], flat
@@ -260,6 +261,7 @@ def test_prompts(
     write(place, records)
     found, shown, error = train(capsys, *words)
     assert found == code, error
+    assert (place / "runs").exists() == (code == 0)
     assert "Traceback" not in error
     flat = " ".join((shown if code == 0 else error).split())
     assert [part for part in parts if part not in flat] == [], flat
@@ -306,5 +308,21 @@ def test_own_rewards(
     words = ["rollout.prompts=8", "reward.functions=null", f"reward.functions.mine={section}"]
     found, _, error = train(capsys, *words)
     assert (found, "Traceback" in error) == (code, False), error
+    assert (place / "runs").exists() == (name == "polite")  # what was trained is kept
     flat = " ".join(error.split())
     assert [part for part in parts if part not in flat] == [], flat
+
+
+@pytest.mark.timeout(120)
+def test_an_evaluation_that_judges_no_answer_has_no_rate(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "mine.py").write_text(REWARDS)
+    (place / "held.jsonl").write_text(json.dumps({"prompt": "9+9=", "solutions": "18"}))
+    section = json.dumps({"type": "function", "function": "mine.py:polite", "options": {"wrd": 1}})
+    words = ["reward.functions=null", f"reward.functions.mine={section}"]
+    code, shown, error = train(capsys, *words, "data.files.validation=[held.jsonl]")
+    assert code == 2, error
+    assert "no completion of the evaluation could be scored; the first: mine/exception" in error
+    assert "before training" not in shown
+    assert not (place / "runs").exists()

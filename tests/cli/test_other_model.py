@@ -1,4 +1,4 @@
-"""A checkpoint of another model is refused before its weights are touched."""
+"""A checkpoint, or a file, of another model is refused before its weights are touched."""
 
 from __future__ import annotations
 
@@ -36,3 +36,23 @@ def test_a_checkpoint_of_another_model_is_a_user_error(
     assert message.startswith("error: The checkpoint is of another model:\n  of another shape:\n")
     assert "[16, 3] there, [24, 3] in the model" in message
     assert "Traceback" not in message
+
+
+def test_a_file_of_another_model_is_refused_before_anything_starts(
+    capsys: pytest.CaptureFixture[str], widened_run: Path, tmp_path: Path
+) -> None:
+    """By its header and what the run says beside it; what may fit is judged by the environment."""
+    file = widened_run / "policy.safetensors"
+    words = ["train", str(write_recipe(tmp_path)), "--dry-run", f"model.path={file}"]
+    assert main(words) == 0
+    capsys.readouterr()
+    assert main([*words, "model.hidden_sizes=[24,24]"]) == 2
+    message = capsys.readouterr().err
+    assert "\n  model.path = " in message
+    assert f" (command line): {file} is of another model:\n" in message
+    assert "[16, 3] there, [24, 3] in the model" in message
+    alone = file.rename(tmp_path / file.name)
+    try:
+        assert main([*words[:-1], f"model.path={alone}", "model.hidden_sizes=[24,24]"]) == 0
+    finally:
+        alone.rename(file)

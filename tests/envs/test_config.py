@@ -72,7 +72,8 @@ def test_illegal_simulator_options_are_refused_before_it_is_imported(options, st
     assert result.stdout.strip().endswith("False False")
 
 
-def test_a_missing_package_is_named_with_its_extra(monkeypatch):
+def test_a_missing_package_is_named_with_its_extra(monkeypatch, tmp_path):
+    monkeypatch.setenv("RLINF_ENVS", str(tmp_path))  # nothing is installed outside of this one
     real = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name: None if name == "mujoco" else real(name)

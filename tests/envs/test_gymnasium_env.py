@@ -108,3 +108,32 @@ def test_an_unknown_id_is_refused_before_anything_starts():
     for module in ("no_such_module", "no_such_package.module"):
         with pytest.raises(ConfigError, match=r"options\.id: .*no_such"):
             GymnasiumEnv.check(GymnasiumOptions(id=f"{module}:Name-v0"), 100)
+
+
+def test_pictures_that_end_in_the_same_key_are_told_apart():
+    camera = spaces.Dict({"rgb": IMAGE})
+    observations = spaces.Dict({"left": camera, "right": camera, "top": IMAGE})
+    env = build(observations, spaces.Discrete(2))
+    shown, _ = env.reset(seed=0)
+    assert shown.keys() == {"images.left_rgb", "images.right_rgb", "images.top"}
+    assert (shown["images.left_rgb"] != shown["images.right_rgb"]).any()
+
+
+def test_an_argument_that_the_environment_does_not_take_is_refused():
+    options = GymnasiumOptions(id="CartPole-v1", kwargs={"gravty": 1.0})
+    with pytest.raises(ConfigError, match="gravty") as refused:
+        GymnasiumEnv(options)
+    assert refused.value.key == "options.kwargs"
+
+
+def test_success_is_said_by_one_option():
+    options = GymnasiumOptions(id="CartPole-v1", success_key="is_success", success_return=2.0)
+    with pytest.raises(ConfigError, match="one of success_key and success_return"):
+        GymnasiumEnv.check(options, 10)
+
+
+def test_an_environment_that_draws_no_pictures_says_so():
+    env = GymnasiumEnv(GymnasiumOptions(id="CartPole-v1", render_mode=None))
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match=r"render_mode: null.* draws no pictures.*rgb_array"):
+        env.render()

@@ -12,6 +12,38 @@ from rlinf.envs.installation import State, requirements_of, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
+PICTURES = {"images": True, "image_size": 32}
+PUSH = {"task": "PushCube-v1"}
+SPATIAL = {"suite": "libero_spatial", "tasks": (0,), "image_size": 32, "settle_steps": 0}
+TOGETHER: list[tuple[str, dict[str, object], int]] = [
+    ("aloha", {"task": "gym_aloha/AlohaInsertion-v0"}, 1),
+    ("dm_control", {"task": "walker-walk", "camera": "back"}, 2),
+    ("dm_control", {"task": "walker-walk", **PICTURES}, 2),
+    ("dm_control", {"task": "stack_2_of_3_bricks_random_order_vision", **PICTURES}, 1),
+    ("franka_sim", {"task": "gym_hil/PandaArrangeBoxesBase-v0"}, 2),
+    ("gymnasium_robotics", {"task": "AdroitHandDoor-v1"}, 1),
+    ("gymnasium_robotics", {"task": "AntMaze_UMaze-v5"}, 2),
+    *(("libero", {**SPATIAL, "images": images, "mirrored": mirrored, "effects": effects}, steps)
+      for images, mirrored, effects, steps in (
+          (False, False, True, 1), (True, False, True, 1), (True, True, False, 2))),
+    *(("maniskill", {**PUSH, **PICTURES, "states": states, "robot_meshes": meshes,
+                     "own_scenes": own}, 1)
+      for states in ("all", "robot") for meshes in ("visual", "collision")
+      for own in (True, False)),
+    ("maniskill", {**PUSH, "robot_meshes": "collision", "own_scenes": False, "images": False}, 2),
+    ("maniskill", {**PUSH, **PICTURES, "reward": "none", "field_of_view": 40.0}, 2),
+    *(("metaworld", {"task": "door-open-v3", **PICTURES, "states": states, "camera": camera,
+                     "partially_observable": not states}, steps)
+      for states, camera, steps in ((True, "gripperPOV", 1), (False, "topview", 2))),
+    ("panda_gym", {"task": "PandaStackJoints-v3"}, 2),
+    ("pusht", {"task": "gym_pusht/PushT-v0"}, 2),
+    ("robosuite", {"task": "TwoArmLift", **PICTURES, "camera": "robot1_eye_in_hand"}, 2),
+    ("robosuite", {"task": "Wipe", **PICTURES, "robot": "UR5e", "camera": "sideview"}, 1),
+    ("robosuite", {"task": "PickPlace", **PICTURES, "dense_reward": False}, 1),
+    ("xarm", {"task": "gym_xarm/XarmLift-v0"}, 2),
+]  # fmt: skip
+"""Options that might exclude each other, with how many steps are shown."""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
@@ -52,6 +84,58 @@ def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_ane
         starts.append(np.array(seen)[[0, 2, 4]])
     assert np.abs(starts[0][0] - starts[0][1]).max() > 0.01
     np.testing.assert_allclose(starts[0], starts[1], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(("name", "options", "observation_steps"), TOGETHER)
+def test_options_go_together(name: str, options: dict[str, object], observation_steps: int) -> None:
+    """A reset, three blind steps and an observation, the same in another episode, and a picture."""
+    found = status(name)
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    config = EnvConfig(
+        type=name, options=options, max_episode_steps=4, processes=1,
+        observation_steps=observation_steps, start_deadline=400.0, step_deadline=200.0,
+    )  # fmt: skip
+    try:
+        envs = SupervisedVectorEnv(config, num_envs=1, seed=0)
+    except ConfigError as error:
+        if "Vulkan" not in str(error):
+            raise
+        pytest.skip(str(error))
+    with envs:
+        spec = envs.env_spec
+        shown = envs.reset()
+        low, high = (np.clip(bound, -1, 1) for bound in (spec.action_low, spec.action_high))
+        drawn = np.random.default_rng(0).uniform(low, high, (2, 1, 4, spec.action_dim))
+        for actions in drawn.astype(np.float32):
+            before = {key: value.copy() for key, value in shown.items()}
+            step = envs.chunk_step(actions)
+            assert not step.faults, step.faults
+            assert step.final_observations is not None
+            for key, value in step.final_observations.items():
+                assert value[0].shape == spec.observation_shapes[key]
+                if not key.startswith("task") and spec.observation_dtypes[key] != "uint8":
+                    assert (value != before[key]).any(), key
+            shown = step.observations
+        if options.get("images") is not False or name != "maniskill":
+            picture = envs.render(0)
+            assert (picture.dtype, picture.ndim, picture.shape[2]) == (np.uint8, 3, 3)
+            assert np.ptp(picture) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line() -> None:
+    found = status("dm_control")
+    if found.state is not State.READY:
+        pytest.skip(f"{found.state}: {found.detail}")
+    options = {"task": "walker-walk", "camera": "sid"}
+    config = EnvConfig(type="dm_control", options=options, max_episode_steps=4, processes=1)
+    with pytest.raises(ConfigError, match="no camera `sid`; did you mean `side`") as refused:
+        SupervisedVectorEnv(config, num_envs=1, seed=0)
+    assert refused.value.key == "options.camera"
 
 
 def _pushing(**settings: object) -> EnvConfig:

@@ -123,6 +123,21 @@ def test_of_a_simulator_that_leaves_observations_out() -> None:
     assert env.observe()["states@1"].item() == 4
 
 
+class _Beginning(_Counting):
+    """Begins an episode while it is built, to see what it shows."""
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self.reset(seed=0)
+
+
+def test_of_a_simulator_that_begins_an_episode_while_it_is_built() -> None:
+    env: Any = successive(_Beginning, 2)(None)
+    env.step(0)
+    first, _ = env.reset()
+    assert [first[name].item() for name in ("states", "states@1")] == [0, 0]
+
+
 def test_pictures_are_drawn_of_the_last_steps_of_a_chunk_alone() -> None:
     """MetaWorld by the state of its simulator; goes on equal to the bit."""
     options = {"task": "reach-v3", "images": True, "image_size": 32}

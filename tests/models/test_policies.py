@@ -263,6 +263,8 @@ def test_environments_that_do_not_fit_are_refused(
         ("mlp", {"hiden_sizes": [64]}, "Extra inputs"),
         ("cnn", {"strides": [4, 2]}, "channels has 3 entries"),
         ("cnn", {"kernel_sizes": [8, 4, 0]}, "nearest: 1"),
+        ("cnn", {"channels": [32, 0, 64]}, "greater than or equal to 1"),
+        ("pi0", {"preset": "tiny", "value_head": [-1]}, "greater than or equal to 1"),
     ],
 )
 def test_illegal_configs_say_what_and_why(kind: str, options: dict[str, Any], message: str) -> None:

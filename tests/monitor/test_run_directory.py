@@ -32,9 +32,11 @@ def test_layout_and_latest_link(tmp_path):
     assert first.path != second.path
     assert first.path.parent == tmp_path / "runs" / "reach"
     assert (tmp_path / "runs" / "reach" / "latest").resolve() == second.path
-    for directory in (first.checkpoints, first.evaluations, first.videos):
+    for directory in (first.checkpoints, first.evaluations):
         assert directory.is_dir()
         assert directory.parent == first.path
+    assert first.videos.parent == first.path
+    assert not first.videos.exists()  # a run of a language model films nothing
     assert first.config.read_text() == "seed: 1\n"
     assert [first.metrics.name, first.log.name, first.timeline.name] == [
         "metrics.jsonl", "run.log", "timeline.json",
@@ -111,3 +113,38 @@ def test_the_lock_is_given_up_at_the_end(tmp_path):
         RunDirectory.open(run.path)
     RunDirectory.open(run.path).close()
     run.close()
+
+
+def test_nothing_is_left_of_a_run_that_never_began(tmp_path):
+    with a_run(tmp_path) as only:
+        only.log.write_text("said")
+        only.discard()
+    assert not list(tmp_path.iterdir())
+    kept = a_run(tmp_path)
+    with a_run(tmp_path) as refused:
+        (refused.path / "model").mkdir()
+        refused.discard()
+    latest = tmp_path / "runs" / "reach" / "latest"
+    assert latest.resolve() == kept.path
+    assert sorted(latest.parent.iterdir()) == [kept.path, latest]
+
+
+def test_a_directory_that_the_user_made_and_what_a_later_run_links_stay(tmp_path):
+    (tmp_path / "mine").mkdir()
+    with a_run(tmp_path, path=tmp_path / "mine") as refused:
+        refused.discard()
+    assert not list((tmp_path / "mine").iterdir())
+    refused, later = a_run(tmp_path), a_run(tmp_path)
+    refused.discard()
+    assert (tmp_path / "runs" / "reach" / "latest").resolve() == later.path
+    assert not refused.path.exists()
+
+
+def test_a_run_that_has_begun_is_not_discarded(tmp_path):
+    with a_run(tmp_path) as run:
+        run.begun = True
+        with pytest.raises(ValueError, match="has begun"):
+            run.discard()
+    with RunDirectory.open(run.path) as run, pytest.raises(ValueError, match="has begun"):
+        run.discard()
+    assert run.config.exists()

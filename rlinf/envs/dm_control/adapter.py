@@ -119,6 +119,10 @@ class DmControlEnv(SimulatorEnv):
         self._env = _arm_task(options.task) if arm else _suite_task(options.task)
         self._random = self._env.random_state if arm else self._env.task.random
         self._painter: Any = None
+        if options.camera:
+            model = self._env.physics.model.ptr
+            cameras = [model.camera(number).name for number in range(model.ncam)]
+            require_known("camera", options.camera, cameras)
         self.task_descriptions = (options.task.replace("-", " ").replace("_", " "),)
         first, _ = self.reset(seed=0)
         shapes: dict[str, tuple[int, ...]] = {"states": first["states"].shape}

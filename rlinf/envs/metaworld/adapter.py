@@ -127,9 +127,6 @@ class MetaWorldEnv(SimulatorEnv):
         from metaworld.policies import ENV_POLICY_MAP
 
         policies = [ENV_POLICY_MAP[name]() for name in tasks_of(options.task)]
-        # It says of nearly every task that its actions will be clipped, which is done below.
-        warnings.filterwarnings("ignore", r"Constant\(s\) may be too high")
-
         # They ask for more than the box holds, and say so each time; it is clipped below.
         warnings.filterwarnings("ignore", message=r"Constant\(s\) may be too high")
 

@@ -27,6 +27,8 @@ class _Successive(SimulatorEnv):
     """Laid over an adapter, before it in the order of its bases."""
 
     def __init__(self, options: Any) -> None:
+        # First: an adapter may begin an episode to see what it shows.
+        self._before: deque[Observation] = deque(maxlen=self.observation_steps - 1)
         super().__init__(options)
         shown: Any = self.observation_space
         self.observation_space = spaces.Dict(
@@ -37,7 +39,6 @@ class _Successive(SimulatorEnv):
                 if not (steps and key == INSTRUCTION_KEY)
             }
         )
-        self._before: deque[Observation] = deque(maxlen=self.observation_steps - 1)
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -91,9 +91,8 @@ class ChunkPolicy(VLAPolicy):
         model, as its box has no bounds."""
         source = config.statistics or config.path
         if source is None:
-            bounds = Statistics(min=self.action_low.clone(), max=self.action_high.clone())
             known = bool(torch.isfinite(self.action_high - self.action_low).all())
-            return (ModelStatistics(bounds) if known else None), {"actions": "bounds"}
+            return (ModelStatistics(self._box(config)) if known else None), {"actions": "bounds"}
         with in_section("model"):
             found = self._statistics_in(source, config)
             units = config.units
@@ -108,6 +107,19 @@ class ChunkPolicy(VLAPolicy):
         )
         found.require(units if told else {"actions": units["actions"]}, key="model.statistics")
         return found, units
+
+    def _box(self, config: Any) -> Statistics:
+        """The bounds of the environment's actions, in the dimensions that a model has for them;
+        ±1 in those that the environment lacks."""
+        low, high = self.action_low.clone(), self.action_high.clone()
+        used = config.conventions.dimensions
+        if used is None:
+            return Statistics(min=low, max=high)
+        ones = torch.ones(config.conventions.model_dim(self.action_dim))
+        places = torch.tensor(used)
+        return Statistics(
+            min=(-ones).index_copy(0, places, low), max=ones.index_copy(0, places, high)
+        )
 
     # -- units --------------------------------------------------------------------------------
 

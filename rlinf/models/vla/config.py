@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +13,7 @@ from rlinf.checkpoint.weights_file import require_weights
 from rlinf.config.component import illegal, refuse_unused
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
-from rlinf.models.config import ModelConfig
+from rlinf.models.config import ModelConfig, Width
 from rlinf.models.vla.conventions import ActionConventions
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class PublishedConfig(ModelConfig):
     the bounds of the environment's actions."""
     statistics_key: str | None = None
     """Which of several sets of statistics holds; null: the only one."""
-    value_head: Annotated[tuple[int, ...], Field(min_length=0)] = (512, 128)
+    value_head: tuple[Width, ...] = (512, 128)
     """Widths of the hidden layers of the value head, which begins afresh."""
     detach_values: bool = False
     """Train the value head alone by the error of the values, not what it reads from."""
@@ -86,6 +86,9 @@ class PublishedConfig(ModelConfig):
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.weights
+
+    def check_starting_weights(self, *, value_dim: int) -> None:
+        """Nothing: what they belong to is known when the published model has been read."""
 
     @property
     @abstractmethod

@@ -152,6 +152,11 @@ class EvaluatedConfig(PlacedConfig):
         """Sub-batches of a worker's environments that are in flight at once."""
         return self.rollout.pipeline_stage_num if component in {"env", "rollout"} else 1
 
+    def check(self) -> None:
+        """Look at the weights to begin with, too."""
+        super().check()
+        self.model.check_starting_weights(value_dim=self.value_dim)
+
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""
         yield from super().problems()

@@ -351,6 +351,17 @@ def test_what_does_not_go_together(options: dict[str, Any], match: str) -> None:
         build("pi05", **options)
 
 
+def test_dimensions_of_a_model_without_statistics_have_the_bounds_of_the_environment() -> None:
+    policy = build("pi0", conventions={"dimensions": [4, 1, 0]})
+    low, high = policy.action_low, policy.action_high
+    done = policy.sample(seen(), drawn(policy)).actions
+    assert bool(((done >= low) & (done <= high)).all())
+    raw = low + (high - low) * torch.rand(ROWS, CHUNK, 3)
+    given = policy._to_model(raw, seen())
+    torch.testing.assert_close(policy._to_env(given, seen()), raw)
+    torch.testing.assert_close(given[..., 4], (2 * (raw - low) / (high - low) - 1)[..., 0])
+
+
 def test_the_ode_is_not_trained() -> None:
     policy = build("pi0", method="ode")
     sample = policy.sample(seen(), drawn(policy))

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
+from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class GR00TConfig(FlowConfig):
     train_expert_only: bool = True
     """Leave vision and language model as they are (`tune_visual` and `tune_llm` false), as in the
     published training; the transformer that looks over what they say is trained."""
-    value_head: tuple[int, ...] = (1024, 512, 256)
+    value_head: tuple[Width, ...] = (1024, 512, 256)
     """Widths of the hidden layers of the value head, which begins afresh."""
     max_prompt_tokens: int = Field(default=160, ge=1)
     """Tokens that a prompt may have beside those of pictures."""

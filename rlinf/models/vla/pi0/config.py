@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ class PI0Config(FlowConfig):
     published_as = ("pi0", "dexbotic_pi0")
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
-    value_head: tuple[int, ...] = (512, 256, 128)
+    value_head: tuple[Width, ...] = (512, 256, 128)
     """Widths of the hidden layers of the value head, which begins afresh."""
 
 
@@ -30,7 +31,7 @@ class PI05Config(FlowConfig):
     published_as = ("pi05",)
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
-    value_head: tuple[int, ...] = (1024, 512, 256)
+    value_head: tuple[Width, ...] = (1024, 512, 256)
     """Widths of the hidden layers of the value head, which begins afresh."""
     state_in_prompt: bool = True
     """Tell the state in the instruction, each dimension as one of 256 numbers; it is otherwise not

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 
@@ -14,7 +15,7 @@ class SmolVLAConfig(FlowConfig):
     published_as = ("smolvla",)
     type: Literal["smolvla"] = "smolvla"
     """Which policy this section configures."""
-    value_head: tuple[int, ...] = (512, 256, 128)
+    value_head: tuple[Width, ...] = (512, 256, 128)
     """Widths of the hidden layers of the value head, which begins afresh."""
     train_expert_only: bool = True
     """Leave vision and language model as they are, as in the published training."""

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
+from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class WallOSSConfig(FlowConfig):
     normalization: Literal["mean_std", "bounds", "quantiles"] = "mean_std"
     """By which statistics states and actions are normalised: mean and deviation, as in lerobot, or
     with −1 and 1 for the extremes or the quantiles 0.01 and 0.99."""
-    value_head: tuple[int, ...] = (1024, 512, 256)
+    value_head: tuple[Width, ...] = (1024, 512, 256)
     """Widths of the hidden layers of the value head, which begins afresh."""
     max_prompt_tokens: int = Field(default=160, ge=1)
     """Tokens that a prompt may have beside those of pictures."""

@@ -115,8 +115,14 @@ def _bytes(text: str) -> int:
 
 def _read_profile(path: Path) -> Profile:
     """The measurements in a file; before anything that takes longer."""
+    from rlinf.planner.measure import PROFILE_FILE
     from rlinf.planner.profile import Profile
 
+    if path.is_dir():
+        inside = path / PROFILE_FILE
+        known = inside.is_file()
+        nearest = f"nearest: {inside}" if known else f"give a file, such as {PROFILE_FILE} of a run"
+        raise ConfigError(f"--profile = '{path}' is a directory; {nearest}")
     return Profile.load(path)
 
 

@@ -11,6 +11,7 @@ from rlinf.config.nearest import nearest_names
 from rlinf.errors import CheckpointError, ConfigError
 
 CONFIG_FILE = "config.yaml"
+LATEST = "latest"
 _MANIFEST = "manifest.json"
 _RUNS = Path("runs")
 
@@ -21,25 +22,38 @@ def find_run(given: str, recipes: Iterable[str] = ()) -> Path:
     The error of one that is not there names the nearest run, or of ``recipes``, which might have
     been meant instead.
     """
-    for path in (Path(given).expanduser(), _RUNS / given):
+    places = (Path(given).expanduser(), _RUNS / given)
+    for path in places:
         if (path / CONFIG_FILE).is_file():
             return path.resolve()
-    path = Path(given).expanduser()
-    if path.is_dir():
-        raise ConfigError(f"{given} is no run directory: it has no {CONFIG_FILE}")
+    for path in places:
+        if path.exists():
+            raise ConfigError(
+                f"{given} is no run directory: it has no {CONFIG_FILE}{_run_around(path)}"
+            )
     raise ConfigError(f"no run '{given}'; {_hint(given, recipes)}")
 
 
+def _run_around(path: Path) -> str:
+    """Name the run that a path lies in, or the newest one in a directory of runs."""
+    for near in (*path.parents, path / LATEST):
+        if (near / CONFIG_FILE).is_file():
+            return f"; nearest: {near}"
+    return ""
+
+
 def find_run_or_checkpoint(given: str, recipes: Iterable[str] = ()) -> Path:
-    """Return a run directory, or a checkpoint directory if ``given`` is one."""
-    path = Path(given).expanduser()
-    if (path / _MANIFEST).is_file():
-        return path.resolve()
-    if path.parent.name == "checkpoints" and path.parent.is_dir():
-        if path.is_dir():
-            raise CheckpointError(f"{given} holds no complete checkpoint: it has no {_MANIFEST}")
-        there = sorted(each.parent.name for each in path.parent.glob(f"*/{_MANIFEST}"))
-        raise CheckpointError(f"there is no {given}, but {', '.join(there) or 'none'}")
+    """Return a run directory, or a checkpoint directory if ``given`` is one, in the same places."""
+    for path in (Path(given).expanduser(), _RUNS / given):
+        if (path / _MANIFEST).is_file():
+            return path.resolve()
+        if path.parent.name == "checkpoints" and path.parent.is_dir():
+            if path.is_dir():
+                raise CheckpointError(
+                    f"{given} holds no complete checkpoint: it has no {_MANIFEST}"
+                )
+            there = sorted(each.parent.name for each in path.parent.glob(f"*/{_MANIFEST}"))
+            raise CheckpointError(f"there is no {given}, but {', '.join(there) or 'none'}")
     return find_run(given, recipes)
 
 
@@ -68,9 +82,11 @@ def is_recipe(source: str, *, runs_first: bool = True) -> bool:
 def _hint(given: str, recipes: Iterable[str]) -> str:
     configs = sorted(_RUNS.rglob(CONFIG_FILE), key=lambda file: file.stat().st_mtime)
     runs = [config.parent.relative_to(_RUNS).as_posix() for config in configs]
-    close = nearest_names(given, [*runs, *recipes], count=1)
+    links = [link for link in _RUNS.rglob(LATEST) if (link / CONFIG_FILE).is_file()]
+    names = [*runs, *(link.relative_to(_RUNS).as_posix() for link in links)]
+    close = nearest_names(given, [*names, *recipes], count=1)
     if close:
-        kind = "" if close[0] in runs else "the recipe "
+        kind = "" if close[0] in names else "the recipe "
         return f"did you mean {kind}`{close[0]}`?"
     if runs:
         return f"newest: {', '.join(runs[:-4:-1])}"

@@ -49,6 +49,7 @@ def train(
     """Train by a recipe."""
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.validate import check
+    from rlinf.runners.task import require_workers
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
     task, loaded, config = read_config(recipe, changes)
@@ -59,6 +60,7 @@ def train(
         check_new(run_dir)
         check_writable(run_dir, "--run-dir")
     check(config, loaded)
+    require_workers(task, config)
     if dry_run:
         print_dry_run(config)
         return

@@ -4,7 +4,7 @@ Env processes use this too, under other interpreters: it imports the standard li
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -30,6 +30,7 @@ class Registry(Generic[T]):
     group: str  # of the entry points by which packages outside add components
     table: Mapping[str, str]  # the project's own as `module:Class`; their names cannot be taken
     base: type[T]  # of which every component is a subclass
+    lacking: Callable[[type[T]], str] | None = None  # what else a class must have and has not
 
     def names(self) -> list[str]:
         """Return the known names, sorted; nothing is imported."""
@@ -71,4 +72,7 @@ class Registry(Generic[T]):
         if not (isinstance(found, type) and issubclass(found, self.base)):
             base = f"{self.base.__module__}.{self.base.__qualname__}"
             raise ConfigError(f"{where} is no subclass of {base}")
+        missing = self.lacking(found) if self.lacking is not None else ""
+        if missing:
+            raise ConfigError(f"{where} has no {missing}")
         return found

@@ -101,8 +101,10 @@ def entry_of(field: FieldInfo) -> FieldInfo | None:
 
 def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
     component = component_of(field)
-    if component is None:
-        return next(_models_in(field.annotation), None)
+    if component is None:  # of several, the one that has most of the keys
+        keys = set(node) if isinstance(node, Mapping) else set()
+        models = _models_in(field.annotation)
+        return max(models, key=lambda model: len(keys & set(model.model_fields)), default=None)
     try:
         return component.class_of(node)
     except PydanticCustomError:

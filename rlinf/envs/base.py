@@ -14,7 +14,7 @@ import io
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Dict  # noqa: UP035 - the env side runs under 3.8 as well
 
@@ -395,6 +395,12 @@ ADAPTERS = {
     "xarm": "rlinf.envs.gymnasium_tasks:XArmEnv",
 }
 
-REGISTRY = Registry("env type", "rlinf.envs", ADAPTERS, Simulator)
+
+def _lacking(adapter: type[Simulator]) -> str:
+    options = getattr(adapter, "Options", None)
+    return "" if is_dataclass(options) else "dataclass of its options by the name of `Options`"
+
+
+REGISTRY = Registry("env type", "rlinf.envs", ADAPTERS, Simulator, _lacking)
 """This table, and the entry points of other packages. To import an adapter does not import its
 simulator."""

@@ -36,6 +36,9 @@ from rlinf.scheduler.errors import PlacementError
 if TYPE_CHECKING:
     from rlinf.flow.planning_traits import PlanningTraits
 
+_LINES = 4
+"""Lines shown of what is wrong in a file that should be a plan."""
+
 
 class RunnerConfig(StrictModel):
     """Where a run is written."""
@@ -69,7 +72,9 @@ class PlannedClusterConfig(ClusterConfig):
         try:
             return read_plan_choice(value)
         except ConfigError as error:
-            raise illegal("", str(error).replace("\n  ", " "), hint="a file, or auto") from error
+            lines = str(error).split("\n  ")
+            shown = "; ".join([*lines[:_LINES], *(["…"] if len(lines) > _LINES else [])])
+            raise illegal("", shown, hint="a file, or auto") from error
 
 
 class PlacedConfig(StrictModel):

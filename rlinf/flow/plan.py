@@ -131,14 +131,19 @@ class Plan(StrictModel):
         """Read a plan from YAML or JSON.
 
         Raises:
-            ConfigError: The file cannot be read, or is not a plan; every fault is named.
+            ConfigError: The file cannot be read, or is not a plan; every fault of one is named.
         """
         try:
             text = Path(path).expanduser().read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             why = error.strerror if isinstance(error, OSError) else "is no text"
             raise ConfigError(f"plan '{path}' cannot be read: {why}") from error
-        return validate(cls, read_yaml(text, str(path))[0], f"plan '{path}'")
+        data = read_yaml(text, str(path))[0]
+        if "components" not in data:
+            beside = Path(path).with_name(PLAN_FILE)
+            nearest = f"; nearest: {beside}" if beside.is_file() else ""
+            raise ConfigError(f"'{path}' is no plan: it has no key `components`{nearest}")
+        return validate(cls, data, f"plan '{path}'")
 
     def overlap(self, left: tuple[str, ...], right: tuple[str, ...]) -> bool:
         """Whether two sets of components share a device."""

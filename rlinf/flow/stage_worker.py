@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import RunFailure
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
 from rlinf.monitor.timeline import Event, Timeline
@@ -225,6 +227,10 @@ class StageWorker(Worker):
             except StopIteration as stop:
                 result = stop.value
                 break
+            if emitted.edge not in ports:
+                stage = f"{type(self).__name__}.{call.method}"
+                known = did_you_mean(emitted.edge, ports)
+                raise RunFailure(f"{stage} emits `{emitted.edge}`, no output of its stage; {known}")
             begin, before = time.perf_counter(), waited
             waited = sum(stream.seconds_waiting for stream in streams)
             pumped.last[emitted.source] = begin - resumed - (waited - before)

@@ -139,7 +139,9 @@ class CostModel:
             items /= stages
         low, high = min(c.items[0] for c in inside), max(c.items[-1] for c in inside)
         if not low <= items <= high:
-            found.append(f"{items:g} items from {low:g}–{high:g} on {inside[0].devices} devices")
+            known = f"{low:g}" if low == high else f"{low:g}–{high:g}"
+            where = f"{inside[0].devices} device{'' if inside[0].devices == 1 else 's'}"
+            found.append(f"{items:g} items from {known} on {where}")
         return tuple(found)
 
     def covers(self, stages: int) -> bool:

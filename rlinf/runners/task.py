@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 Purpose = Literal["periodic", "held_out"]
+_HANDING_OVER = ("send_weights", "receive_weights")
 
 
 @dataclass(frozen=True)
@@ -211,6 +213,30 @@ class Task(ABC, Generic[ConfigT]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         self.counts = None if self.counts is None else type(self.counts)(**state)
+
+
+def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
+    """Refuse a task, before anything starts, whose step asks for what its groups have not.
+
+    Methods are looked for where `groups` has the class itself; one that is named is not imported.
+
+    Raises:
+        ConfigError: Names the component, the method, or what is wrong with the flow.
+    """
+    flow = task.flow(config)
+    flow.order()
+    called = [(stage.label, stage.component, stage.method) for _, stage in flow.stages()]
+    for component, method in zip(task.weights or (), _HANDING_OVER, strict=False):
+        called.append(("weights", component, method))
+    for what, component, method in called:
+        where = f"task `{config.task}` is broken: {what}:"
+        if component not in task.groups:
+            known = did_you_mean(component, task.groups)
+            raise ConfigError(f"{where} groups has no component `{component}`; {known}")
+        worker = task.groups[component]
+        if isinstance(worker, type) and not hasattr(worker, method):
+            known = did_you_mean(method, [each for each in vars(worker) if each[0] != "_"])
+            raise ConfigError(f"{where} {worker.__qualname__} has no method `{method}`; {known}")
 
 
 @dataclass

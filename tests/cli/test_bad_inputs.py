@@ -310,6 +310,27 @@ def test_a_resumed_run_keeps_its_model(
     assert "timeline" not in message
 
 
+def test_the_run_around_a_wrong_path_is_named(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "runs" / "quickstart" / "2026-01-01_00-00-00"
+    run.mkdir(parents=True)
+    for name in ("config.yaml", "timeline.json"):
+        (run / name).touch()
+    (run.parent / "latest").symlink_to(run.name)
+    monkeypatch.chdir(tmp_path)
+    (run / "checkpoints" / "step_00000020").mkdir(parents=True)
+    (run / "checkpoints" / "step_00000020" / "manifest.json").touch()
+    missing = "quickstart/latest/checkpoints/step_00000120"
+    contains(refused(capsys, ["eval", missing]), [missing, "but step_00000020"])
+    for given, nearest in (
+        ("runs/quickstart/latest/timeline.json", "; nearest: runs/quickstart/latest"),
+        ("quickstart", "; nearest: runs/quickstart/latest"),
+        ("quickstart/latset", "did you mean `quickstart/latest`?"),
+    ):
+        contains(refused(capsys, ["view", given]), [given, nearest])
+
+
 def test_runs_and_checkpoints_are_not_mistaken(
     capsys: pytest.CaptureFixture[str], run_directory: Path, tmp_path: Path
 ) -> None:

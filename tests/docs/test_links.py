@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import re
 import shlex
+import tomllib
 
 import pytest
 import typer
@@ -228,6 +229,16 @@ def test_shown_files_are_the_tested_ones(block: Block):
     name = re.search(r'title="example_package/([^"]+)"', block.info)
     assert name, block.info
     assert block.text == (PACKAGE / name[1]).read_text(encoding="utf-8")
+
+
+def test_shown_floors_are_those_that_import_linter_keeps():
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    shown = [re.findall(r"`(\w+)`", row) for row in re.findall(r"^\| \d+ \|([^|]+)\|", page, re.M)]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = project["tool"]["importlinter"]["contracts"]
+    [layers] = [each["layers"] for each in contracts if each["type"] == "layers"]
+    kept = [re.findall(r"rlinf\.(\w+)", layer) for layer in layers if "__main__" not in layer]
+    assert [sorted(rooms) for rooms in shown] == [sorted(rooms) for rooms in kept]
 
 
 def test_every_file_of_the_example_is_shown():

@@ -76,6 +76,8 @@ class PointEnv(SimulatorEnv):
         observation, reward = self._observation(), -distance
         if self._bad and self._steps == self.options.at_step:
             observation, reward = self._misbehave(observation, reward)
+            if self.options.misbehaviour == "values":  # as gym had it, before gymnasium
+                return observation, reward, distance < 0.1, {"success": distance < 0.1}
         return observation, reward, distance < 0.1, False, {"success": distance < 0.1}
 
     def _observation(self) -> Any:

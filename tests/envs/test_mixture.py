@@ -293,3 +293,16 @@ def test_pictures_must_be_alike(options: dict[str, Any], words: list[str]) -> No
 def test_numbers_that_do_not_divide(sections: dict[str, EnvConfig]) -> None:
     with pytest.raises(ConfigError, match="nearest: 6, 12"):
         MixedVectorEnv(sections, num_envs=8, seed=0, stages=2)
+
+
+def test_the_steps_before_are_padded_as_the_present_one(point: Make) -> None:
+    several = {
+        "env.train.0": point(observation_steps=2, processes=1),
+        "env.train.1": point(observation_steps=2, processes=1, options={"size": 3}),
+    }
+    with MixedVectorEnv(several, num_envs=2, seed=0) as env:
+        first = env.reset()["states"].copy()
+        shown = env.chunk_step(actions(0, range(2))).observations
+    assert shown["states@1"].shape == (2, 3)
+    np.testing.assert_array_equal(shown["states@1"], first)
+    assert not shown["states@1"][0, 2:].any()

@@ -38,6 +38,7 @@ def actions(rounds: int, envs: int, seed: int = 0) -> np.ndarray:
         ("dtype", FaultReason.MALFORMED, "'states' is float64"),
         ("keys", FaultReason.MALFORMED, "'state'"),
         ("reward", FaultReason.MALFORMED, "not a number"),
+        ("values", FaultReason.MALFORMED, "^step returns 4 values, not observation, reward, term"),
         ("crash", FaultReason.CRASH, "SIGKILL"),
     ],
 )

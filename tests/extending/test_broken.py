@@ -158,6 +158,11 @@ class Unseeded(SimulatorEnv):
 class Stepless(SimulatorEnv):
     Options = Options
     def reset(self, *, seed=None): ...
+
+class Bare(SimulatorEnv): ...
+
+class Undecorated(SimulatorEnv):
+    class Options: ...
 """
 RECIPE = """
 task: embodied
@@ -177,6 +182,8 @@ NOTICED = {
     "env=endless": "half_done.envs.Endless has no method `reset`",
     "env=unseeded": "half_done.envs.Unseeded.reset is called with (seed), which it does not",
     "env=stepless": "half_done.envs.Stepless has no method `step`",
+    "env=bare": "of half-done) has no dataclass of its options by the name of `Options`",
+    "env=undecorated": "of half-done) has no dataclass of its options by the name of `Options`",
 }
 
 
@@ -204,7 +211,10 @@ def _half_done_package(tmp_path: Path) -> Iterator[None]:
     classes = {
         "rlinf.models": ("sections", ["Whole", "Untyped", "Astray", "Misspelt"]),
         "rlinf.algorithms": ("sections", ["Unsaid"]),
-        "rlinf.envs": ("envs", ["Still", "Idle", "Endless", "Unseeded", "Stepless"]),
+        "rlinf.envs": (
+            "envs",
+            ["Still", "Idle", "Endless", "Unseeded", "Stepless", "Bare", "Undecorated"],
+        ),
     }
     points = {
         group: {each.lower(): f"half_done.{file}:{each}" for each in names}

@@ -11,6 +11,8 @@ import pytest
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config, task_of_run
+from rlinf.flow.graph import Stage
+from rlinf.flow.stream import Emit
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.run import Run
@@ -56,6 +58,53 @@ def test_it_is_listed_explained_and_checked(capsys: pytest.CaptureFixture[str]) 
     assert "Mean reward of each arm" in capsys.readouterr().out
     assert main(["train", RECIPE, "puls=3", "--dry-run"]) == 2
     assert "did you mean `pulls`?" in capsys.readouterr().err
+
+
+def test_a_step_that_asks_for_what_its_groups_have_not_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, _, _ = read_config(RECIPE, [])
+    player, learner = task.groups["player"], task.groups["learner"]
+    wrong: list[tuple[str, Any, str]] = [
+        ("groups", {"player": player, "lerner": learner}, "no component `learner`; did you mean"),
+        ("groups", {"player": learner, "learner": learner}, "Learner has no method `pull`"),
+        ("weights", ("lerner", "player"), "weights: groups has no component `lerner`; did you"),
+        ("weights", ("player", "learner"), "weights: Player has no method `send_weights`"),
+        (
+            "step",
+            classmethod(lambda cls, flow, config: flow.stage("one", Stage("player", "pul"))),
+            "Player has no method `pul`; did you mean `pull`?",
+        ),
+        (
+            "step",
+            classmethod(
+                lambda cls, flow, config: flow.stage(
+                    "one", Stage("player", "pull", outputs=("pulls",))
+                )
+            ),
+            "edge 'pulls' has 1 producers and 0 consumers",
+        ),
+    ]
+    for name, value, message in wrong:
+        with monkeypatch.context() as patch:
+            patch.setattr(task, name, value)
+            assert main(["train", RECIPE, "--dry-run"]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_result_for_an_edge_that_is_none_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task, _, _ = read_config(RECIPE, [])
+
+    def pull(self: Any, *, step: int) -> Any:
+        yield Emit("pull", 0, step)
+
+    monkeypatch.setattr(task.groups["player"], "pull", pull)
+    assert main(["train", RECIPE, "--run-dir", str(tmp_path / "run")]) == 1
+    message = capsys.readouterr().err
+    assert "Player.pull emits `pull`, no output of its stage; did you mean `pulls`?" in message
+    assert "Traceback" not in message
 
 
 @pytest.mark.parametrize("staleness", [0, 2])

@@ -308,7 +308,7 @@ def test_a_decision_says_what_its_prediction_assumes(tmp_path: Path, report: Any
     run_steps(found, timed(report, under(small_config(tmp_path, *SPLIT), FAST)), 1, [6.0] * 4)
     [_, switch] = read_decisions(tmp_path / "run")
     assert switch.what == "switch"
-    assert "(not measured: env: 8 items from 4–4 on 2 devices;" in switch.reason
+    assert "(not measured: env: 8 items from 4 on 2 devices;" in switch.reason
 
 
 class _Machine:
@@ -451,6 +451,8 @@ def test_the_word_and_the_section_are_read(tmp_path: Path) -> None:
 def test_another_word_is_refused_with_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cluster\.plan.*'autp' cannot be read.*a file, or auto"):
         small_config(tmp_path, "cluster.plan=autp")
+    with pytest.raises(ConfigError, match=r"has no key `stesp`; did you mean `steps`\?"):
+        small_config(tmp_path, "cluster.plan={auto: {stesp: 4}}")
 
 
 def test_a_disk_that_is_full_does_not_stop_training(

@@ -42,6 +42,17 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         raise EnvSideFault(FaultReason.EXCEPTION, stack) from error
 
 
+def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
+    """The same, for code that returns so many values; an EnvSideFault where it returns others."""
+    found = guarded(call, *arguments, **named)
+    if not isinstance(found, (tuple, list)) or len(found) != len(form):
+        several = isinstance(found, (tuple, list))
+        what = f"{len(found)} values" if several else f"one {type(found).__name__}"
+        name = getattr(call, "__name__", "the simulator")
+        raise EnvSideFault(FaultReason.MALFORMED, f"{name} returns {what}, not {', '.join(form)}")
+    return found
+
+
 def checked_reward(reward: Any) -> float:
     """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
     try:

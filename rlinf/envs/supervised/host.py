@@ -12,7 +12,13 @@ from rlinf.envs.base import Simulator, SimulatorEnv
 from rlinf.envs.results import TASK_IDS, FaultReason
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.block import Status
-from rlinf.envs.supervised.checks import EnvSideFault, ObservationRows, checked_reward, guarded
+from rlinf.envs.supervised.checks import (
+    EnvSideFault,
+    ObservationRows,
+    answered,
+    checked_reward,
+    guarded,
+)
 from rlinf.envs.supervised.episodes import Episodes
 from rlinf.envs.supervised.failing_tasks import RESETS
 from rlinf.envs.supervised.schedule import EpisodeRules
@@ -20,6 +26,8 @@ from rlinf.errors import RunFailure
 from rlinf.processes.shared_block import SharedBlock
 from rlinf.processes.wire import decode_tree, encode_tree
 
+_RESET = ("observation", "info")
+_STEP = ("observation", "reward", "terminated", "truncated", "info")
 _FLAGS = ("terminated", "truncated", "final", "recorded")
 
 
@@ -220,8 +228,8 @@ class EnvHost:
         self._progress[1] += 1
         given: Any = int(action[0]) if self._discrete else action
         if blind and env.skips_observations:
-            return (None, *guarded(env.step_blind, given))
-        return guarded(env.step, given)
+            return (None, *answered(_STEP[1:], env.step_blind, given))
+        return answered(_STEP, env.step, given)
 
     def _end_episode(self, row: int) -> bool:
         """Record the episode of ``row``; whether another one follows in it."""
@@ -249,7 +257,7 @@ class EnvHost:
             try:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
-                observation, _ = guarded(self._envs[row].reset, seed=seed)
+                observation, _ = answered(_RESET, self._envs[row].reset, seed=seed)
                 self._observations.write(self._with_task(observation, row), row)
                 self._episodes.began(row)
                 return
@@ -303,7 +311,7 @@ class EnvHost:
                 "the env had to be built anew, and this simulator's actions must not be repeated",
             )
         self._progress[1] += 1
-        observation, _ = guarded(env.reset, seed=int(block["seed"][row]))
+        observation, _ = answered(_RESET, env.reset, seed=int(block["seed"][row]))
         if state is not None:
             guarded(env.set_state, decode_tree(state.tobytes()))
             return

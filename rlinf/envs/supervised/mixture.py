@@ -18,6 +18,7 @@ import numpy as np
 from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.envs.base import VECTORS
 from rlinf.envs.config import EnvConfig, Shares
+from rlinf.envs.observation_names import present
 from rlinf.envs.results import ACTION_MASK, TASK_IDS, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec, joined
 from rlinf.envs.supervised.block import reshard
@@ -231,7 +232,7 @@ class MixedVectorEnv(VectorEnv):
             for key, array in part.items():
                 if key == TASK_IDS:
                     whole[key][rows] = array + first
-                elif key in VECTORS:
+                elif present(key) in VECTORS:
                     whole[key][rows, : array.shape[1]] = array
                 else:
                     whole[key][rows] = array

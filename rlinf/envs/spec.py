@@ -63,11 +63,11 @@ class EnvSpec:
 
     def showing(self, names: Collection[str]) -> EnvSpec:
         """The spec with these of its observations alone."""
-        kept = [name for name in self.observation_shapes if name in names]
+        shapes, dtypes = self.observation_shapes, self.observation_dtypes
         return replace(
             self,
-            observation_shapes={name: self.observation_shapes[name] for name in kept},
-            observation_dtypes={name: self.observation_dtypes[name] for name in kept},
+            observation_shapes={name: each for name, each in shapes.items() if name in names},
+            observation_dtypes={name: each for name, each in dtypes.items() if name in names},
         )
 
     def to_json(self) -> dict[str, Any]:

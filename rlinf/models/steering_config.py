@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
@@ -72,7 +73,7 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
 
     _noise_shape: tuple[int, ...] | None = PrivateAttr(default=None)
 
-    def check_starting_weights(self, *, value_dim: int) -> None:
+    def check_starting_weights(self, path: Path, *, value_dim: int) -> None:
         """Nothing: to build the policy reads its base."""
 
     @property

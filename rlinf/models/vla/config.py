@@ -87,7 +87,7 @@ class PublishedConfig(ModelConfig):
         """File of weights that a run left behind."""
         return self.weights
 
-    def check_starting_weights(self, *, value_dim: int) -> None:
+    def check_starting_weights(self, path: Path, *, value_dim: int) -> None:
         """Nothing: what they belong to is known when the published model has been read."""
 
     @property

@@ -155,7 +155,8 @@ class EvaluatedConfig(PlacedConfig):
     def check(self) -> None:
         """Look at the weights to begin with, too."""
         super().check()
-        self.model.check_starting_weights(value_dim=self.value_dim)
+        if self.model.path is not None:  # else nothing asks the algorithm, which imports torch
+            self.model.check_starting_weights(self.model.path, value_dim=self.value_dim)
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""

@@ -33,11 +33,10 @@ class FourierPolicy(GaussianPolicy):
             "frequencies", config.bandwidth * torch.randn(shape, generator=generator)
         )
 
-    def encode(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """[B, 2F] features, the same for actor and critic."""
+    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
+        """[B, 2F] features, which actor and critic read."""
         phases = observations["states"] @ self.frequencies
-        features = torch.cat([phases.sin(), phases.cos()], dim=-1)
-        return features, features
+        return torch.cat([phases.sin(), phases.cos()], dim=-1)
 
     def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
         """Sine and cosine are bounded already."""

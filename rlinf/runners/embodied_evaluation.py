@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -259,13 +260,20 @@ class PlayingTask(Task[EvaluatedT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        try:
+        with _naming_other_training(self.directory, groups.started["env"][0]):
             self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
-        except CheckpointError:
-            trained = written_spec(self.directory)
-            if trained is not None:
-                refuse_other_training(trained, groups.started["env"][0], key="env.train")
-            raise
+
+
+@contextmanager
+def _naming_other_training(run: Path, played: EnvSpec) -> Iterator[None]:
+    """Say of weights that do not fit how the environments differ from those of their run."""
+    try:
+        yield
+    except CheckpointError:
+        trained = written_spec(run)
+        if trained is not None:
+            refuse_other_training(trained, played, key="env.train")
+        raise
 
 
 # -- the policy that a run has trained ------------------------------------------------------------
@@ -299,13 +307,8 @@ class TrainedPolicy:
         from rlinf.models.policy_weights import load_travelling
 
         policy = self.config.build_policy(spec).eval()
-        try:
+        with _naming_other_training(self._run, spec):
             load_travelling(policy, self._weights, base=self._base)
-        except CheckpointError:
-            trained = written_spec(self._run)
-            if trained is not None:
-                refuse_other_training(trained, spec, key="env.train")
-            raise
         return policy
 
     def env_spec(self) -> EnvSpec:

@@ -68,16 +68,21 @@ def test_waiting_explains_what_the_metrics_call_work(run: Path) -> None:
     report = run_report(run)
     assert report.measured is not None
     assert report.curve is not None
-    for line in report.curve.lines:
-        step = int(line["step"])
-        begin, end = report.measured.steps[step]
-        assert end - begin <= line["time/step"] * 1.05
-        for component in ("env", "rollout"):
+    for component in ("env", "rollout"):
+        stages = waits = metrics = 0.0
+        for line in report.curve.lines:
+            begin, end = report.measured.steps[int(line["step"])]
+            assert end - begin <= line["time/step"] * 1.05
             spans = [s for s in report.measured.spans if s.component == component]
             inside = [s for s in spans if begin <= s.begin < end]
             stage = sum(s.end - s.begin for s in inside if s.category == "stage")
-            waits = sum(s.end - s.begin for s in inside if s.category == "wait")
-            assert stage - waits == pytest.approx(line[f"time/{component}"], rel=0.1, abs=0.005)
+            wait = sum(s.end - s.begin for s in inside if s.category == "wait")
+            # The report's time begins before the span and ends after it, and their clocks differ.
+            assert stage - wait <= line[f"time/{component}"] + 0.001
+            stages, waits = stages + stage, waits + wait
+            metrics += line[f"time/{component}"]
+        assert metrics < stages
+        assert metrics - (stages - waits) < 0.5 * waits
 
 
 def test_steps_can_be_chosen(run: Path) -> None:

@@ -32,8 +32,8 @@ from rlinf.scheduler.runtime.attach import (
     enter_cluster,
     enter_from_environment,
 )
-from rlinf.scheduler.runtime.launch import Membership
-from rlinf.scheduler.runtime.ray_actors import RayClientRuntime
+from rlinf.scheduler.runtime.launch import Arguments, Launch, Membership
+from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
 from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
 from rlinf.scheduler.transport.blocks import remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
@@ -123,6 +123,21 @@ class RayRuntime(RayClientRuntime):
                 thread.start()
 
         registry.on_start = watch
+
+    def start(
+        self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
+    ) -> RayWorker:
+        """Start one actor without waiting for it; a failed call tells the registry of its end."""
+        worker = super().start(launch, worker_class, arguments, max_concurrency)
+
+        def died(cause: str) -> None:
+            with self.process.endpoint.lock:
+                registry = None if self._ended.is_set() else self._registry
+                if registry is not None and registry.runs(launch):
+                    registry.died(launch.name, cause)
+
+        worker.on_death = died
+        return worker
 
     def _watch(self, registry: RegistryService, name: str, incarnation: str, address: str) -> None:
         """Wait for the end of a worker: of one on this node the kernel tells, of others Ray."""

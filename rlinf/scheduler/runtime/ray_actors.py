@@ -35,16 +35,17 @@ _CAUSE_SECONDS = 5.0
 
 
 class RayWorker(WorkerHandle):
-    """One worker that is a Ray actor."""
+    """One worker that is a Ray actor; ``on_death`` is told why, before a call of it fails."""
 
     def __init__(self, name: str, actor: Any) -> None:
         self.name = name
         self.actor = actor
+        self.on_death: Callable[[str], object] = lambda cause: None
 
     def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Start a method call; the future fails if the worker's process ends."""
         wire = to_wire(arguments, method, require_process().node_rank)
-        return RayCall(self.name, self.actor._rlinf_invoke.remote(wire))
+        return RayCall(self, self.actor._rlinf_invoke.remote(wire))
 
     def kill(self) -> None:
         """End the process."""
@@ -70,7 +71,7 @@ class RayCall(Future[Outcome]):
     a callback need, takes a tenth longer.
     """
 
-    def __init__(self, worker: str, ref: Any) -> None:
+    def __init__(self, worker: RayWorker, ref: Any) -> None:
         super().__init__()
         self._worker, self._ref, self._watched = worker, ref, False
 
@@ -126,7 +127,9 @@ class RayCall(Future[Outcome]):
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, RayActorError):
-            error = WorkerDiedError(f"worker '{self._worker}' died: {describe_death(error)}")
+            cause = describe_death(error)
+            self._worker.on_death(cause)
+            error = WorkerDiedError(f"worker '{self._worker.name}' died: {cause}")
         try_fail(self, error)
 
 
@@ -148,7 +151,7 @@ class RayClientRuntime(Runtime):
 
     def start(
         self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
-    ) -> WorkerHandle:
+    ) -> RayWorker:
         """Start one actor without waiting for it."""
         actor_name = f"{launch.name}@{launch.incarnation}"
         node = self.nodes[launch.placement.cluster_node_rank]

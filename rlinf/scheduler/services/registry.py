@@ -190,6 +190,11 @@ class RegistryService:
             with suppress(WorkerDiedError):  # some may have died themselves, not yet known to have
                 self._endpoint.tell(address, "mail.dead", name, cause, record.address)
 
+    def runs(self, launch: Launch) -> bool:
+        """Whether the worker of this launch has not ended, as far as is known."""
+        record = self._workers.get(launch.name)
+        return record is not None and record.launch == launch
+
     def runs_at(self, name: str, address: str) -> bool:
         """Whether a worker lives and is the one at this endpoint, not a later one of its name."""
         record = self._workers.get(name)

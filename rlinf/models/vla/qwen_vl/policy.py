@@ -92,14 +92,13 @@ class _Patches(torch.nn.Module):
     def forward(self, pictures: Tensor) -> Tensor:
         patch, merge, frames = self._settings.patch, self._settings.merge, self._settings.frames
         size = (self._rows * merge * patch, self._columns * merge * patch)
-        x = colour_planes(pictures)
+        x = pictures.permute(0, 3, 1, 2)
         if x.shape[-2:] != size:
-            x = functional.interpolate(x, size=size, mode="bicubic", antialias=True)
+            planes = colour_planes(pictures)
+            x = functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
             x = x.round_().clamp_(0, 255)
-        x = self._standardised(x).reshape(
-            len(x), 3, self._rows, merge, patch, self._columns, merge, patch
-        )
-        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).unsqueeze(6)
-        x = x.expand(*x.shape[:6], frames, patch, patch)
-        found: Tensor = x.reshape(len(x), self._rows * self._columns * merge**2, -1)
-        return found
+        x = x.view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
+        # Bytes are put in order in a quarter of the traffic that numbers would take.
+        x = self._standardised(x.permute(0, 2, 5, 3, 6, 1, 4, 7).contiguous().float())
+        found = torch.stack([x] * frames, dim=6)
+        return found.view(len(x), self._rows * self._columns * merge**2, -1)

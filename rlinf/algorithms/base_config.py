@@ -5,7 +5,7 @@ Algorithms train two *families* of policies: for actions (robots) and for tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
-from rlinf.config.component import Component, illegal, refuse_others
+from rlinf.config.component import Component, illegal
 from rlinf.config.registry import Registry, load_attribute
 
 if TYPE_CHECKING:
@@ -75,6 +75,13 @@ class AlgorithmConfig(StrictModel):
     def family(self) -> Family | None:
         """For which the section was validated."""
         return self._family
+
+    def unwritten(self, key: str) -> Any:
+        """The default of the family; before that is known, whatever there is."""
+        defaults = _families(type(self).model_fields[key]).get("families")
+        if not defaults:
+            return super().unwritten(key)
+        return defaults.get(self.family) if self.family else getattr(self, key)
 
     @property
     def needs_values(self) -> bool:
@@ -160,6 +167,16 @@ class PolicyConfig(AlgorithmConfig):
     """Base of the algorithms with a policy loss of probability ratios."""
 
     families: ClassVar[tuple[Family, ...]] = ("actions", "tokens")
+    only_with: ClassVar = {
+        "kl_penalty_type": "kl_beta",
+        "kl_reward_type": "kl_reward_beta",
+        "loss_agg_length": "loss_agg_func: seq-mean-token-sum-norm",
+        "max_resample": "dynamic_sampling: true",
+        **{
+            f"importance_sampling_{name}": "importance_sampling: token | sequence"
+            for name in ("clip", "min", "mode")
+        },
+    }
 
     clip_ratio_low: float = Field(default=0.2, gt=0, lt=1)
     """ε by which the probability ratio may fall below 1."""
@@ -256,16 +273,13 @@ class PolicyConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _check_aggregation(self) -> Self:
-        constant = self.loss_agg_func == "seq-mean-token-sum-norm"
-        if constant == (self.loss_agg_length is not None):
-            return self
-        if constant:
-            reason = "seq-mean-token-sum-norm divides by a constant length"
-            hint = "write the largest number of new tokens"
-        else:
-            reason = f"has no effect with loss_agg_func: {self.loss_agg_func}"
-            hint = "write null, or loss_agg_func: seq-mean-token-sum-norm"
-        raise illegal("loss_agg_length", reason, hint=hint)
+        if self.loss_agg_func == "seq-mean-token-sum-norm" and self.loss_agg_length is None:
+            raise illegal(
+                "loss_agg_length",
+                "seq-mean-token-sum-norm divides by a constant length",
+                hint="write the largest number of new tokens",
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_rows(self) -> Self:
@@ -282,21 +296,8 @@ class PolicyConfig(AlgorithmConfig):
         return self
 
     @model_validator(mode="after")
-    def _check_divergence(self) -> Self:
-        for key, weight in (("kl_penalty_type", "kl_beta"), ("kl_reward_type", "kl_reward_beta")):
-            if not getattr(self, weight):
-                refuse_unused(self, [key], without=weight)
-        if self.dynamic_sampling is False:
-            refuse_unused(self, ["max_resample"], without="dynamic_sampling: true")
-        return self
-
-    @model_validator(mode="after")
     def _check_importance_sampling(self) -> Self:
-        if self._family != "tokens":
-            return self
-        if self.importance_sampling is None:
-            bounds = [f"importance_sampling_{name}" for name in ("clip", "min", "mode")]
-            refuse_unused(self, bounds, without="importance_sampling: token")
+        if self._family != "tokens" or self.importance_sampling is None:
             return self
         if self.proximal == "rollout":
             raise illegal(
@@ -329,17 +330,6 @@ class ClippedConfig(PolicyConfig):
                 hint=f"nearest: {1 + self.clip_ratio_high}, or null",
             )
         return self
-
-
-def refuse_unused(config: AlgorithmConfig, keys: Iterable[str], *, without: str) -> None:
-    """Refuse keys with another value than their default, which have no effect ``without`` one."""
-    values = {}
-    for key in keys:
-        field = type(config).model_fields[key]
-        defaults = _families(field).get("families")
-        if not defaults or config.family is not None:  # else the default is not known yet
-            values[key] = (defaults or {}).get(config.family, field.default)
-    refuse_others(config, values, without=without)
 
 
 ALGORITHMS = {

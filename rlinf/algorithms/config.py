@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -20,16 +20,18 @@ from rlinf.algorithms.base_config import (
     Proximal,
     RewardType,
     by_family,
-    refuse_unused,
 )
 from rlinf.checkpoint.weights_file import require_weights
 from rlinf.config.component import illegal
+from rlinf.config.effects import refuse_unused
 
 __all__ = ["AlgorithmConfig", "PolicyConfig"]
 
 
 class CriticConfig(PolicyConfig):
     """Generalised advantages from a critic, and how it is trained."""
+
+    only_with: ClassVar = {"reward_clip": "normalize_rewards: true"}
 
     gamma: ByFamily[float] = by_family(actions=0.99, tokens=1.0, ge=0, le=1)
     """Discount per chunk step, per primitive step with action-level rewards, or per token."""
@@ -59,12 +61,6 @@ class CriticConfig(PolicyConfig):
     def needs_values(self) -> bool:
         """The critic is the baseline."""
         return True
-
-    @model_validator(mode="after")
-    def _check_scaling(self) -> Self:
-        if self.normalize_rewards is False:
-            refuse_unused(self, ["reward_clip"], without="normalize_rewards: true")
-        return self
 
     @model_validator(mode="after")
     def _check_levels(self) -> Self:
@@ -212,6 +208,7 @@ class DAPOConfig(GroupConfig, ClippedConfig):
 
     implementation = "rlinf.algorithms.dapo:DAPO"
     families = ("tokens",)
+    only_with: ClassVar = {"len_reward_penalty": "safe_length"}
     type: Literal["dapo"] = "dapo"
     """Which algorithm this section configures."""
     clip_ratio_high: float = Field(default=0.28, gt=0)
@@ -234,7 +231,6 @@ class DAPOConfig(GroupConfig, ClippedConfig):
             missing = "safe_length" if self.safe_length is None else "max_length"
             raise illegal(missing, "the length penalty needs both lengths", hint="write a number")
         if self.safe_length is None or self.max_length is None:
-            refuse_unused(self, ["len_reward_penalty"], without="safe_length and max_length")
             return self
         if self.safe_length >= self.max_length:
             raise illegal(
@@ -310,6 +306,9 @@ class DistillationConfig(PolicyConfig):
 
     implementation = "rlinf.algorithms.distillation:Distillation"
     families = ("actions",)
+    only_with: ClassVar = dict.fromkeys(
+        ("clip_ratio_low", "clip_ratio_high", "normalize_advantages"), "type: ppo"
+    )
     type: Literal["distillation"] = "distillation"
     """Which algorithm this section configures."""
     teacher: Path
@@ -317,12 +316,6 @@ class DistillationConfig(PolicyConfig):
     logprob_type: ByFamily[Level] = by_family(actions="token_level")
     """What one advantage belongs to: one action dimension (token_level), one primitive action
     (action_level), or the whole chunk (chunk_level)."""
-
-    @model_validator(mode="after")
-    def _check_surrogate(self) -> Self:
-        own = ("clip_ratio_low", "clip_ratio_high", "normalize_advantages")
-        refuse_unused(self, own, without="type: ppo")
-        return self
 
     @property
     def needs_reference(self) -> bool:
@@ -339,6 +332,7 @@ class SoftActorCriticConfig(AlgorithmConfig):
     """What soft actor-critic needs, of actions or of noise."""
 
     implementation = "rlinf.algorithms.sac:SAC"
+    only_with: ClassVar = {"target_entropy": "learn_temperature: true"}
     gamma: float = Field(default=0.99, gt=0, le=1)
     """Discount of one primitive action; a chunk of C is discounted by its C-th power."""
     tau: float = Field(default=0.005, gt=0, le=1)
@@ -361,12 +355,6 @@ class SoftActorCriticConfig(AlgorithmConfig):
     def needs_replay(self) -> bool:
         """It learns from transitions of the whole run."""
         return True
-
-    @model_validator(mode="after")
-    def _check_temperature(self) -> Self:
-        if not self.learn_temperature:
-            refuse_unused(self, ["target_entropy"], without="learn_temperature: true")
-        return self
 
 
 class SACConfig(SoftActorCriticConfig):

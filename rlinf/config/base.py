@@ -7,10 +7,11 @@ from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, Union, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
+from rlinf.config.effects import idle_keys
 from rlinf.config.reference import check_reference
 from rlinf.errors import ConfigError, in_section
 
@@ -36,6 +37,23 @@ class StrictModel(BaseModel):
         protected_namespaces=(),
         allow_inf_nan=False,
     )
+
+    only_with: ClassVar[Mapping[str, str]] = {}
+    """Keys that have an effect beside another key alone, by name: ``other``, which is then neither
+    null, false nor 0, or ``other: value | value``. Without it they keep their default. A subclass
+    adds its own."""
+
+    def unwritten(self, key: str) -> Any:
+        """What a key is where it is not written."""
+        return (
+            type(self).model_fields[key].get_default(call_default_factory=True, validated_data={})
+        )
+
+    @model_validator(mode="after")
+    def _refuse_idle_keys(self) -> Self:
+        for problem in idle_keys(self):
+            raise problem
+        return self
 
     @field_validator("*", mode="before")
     @classmethod

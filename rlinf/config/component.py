@@ -4,7 +4,7 @@ That class is imported only when its section is validated."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -66,21 +66,6 @@ def _require_type(kind: str, name: str, found: type[BaseModel]) -> None:
             f"{kind} `{name}` is broken: {found.__module__}.{found.__qualname__} does not say so",
             hint=f'write in it: type: Literal["{name}"] = "{name}"',
         )
-
-
-def refuse_unused(section: BaseModel, keys: Iterable[str], *, without: str) -> None:
-    """Refuse keys with another value than their default, which have no effect ``without`` one."""
-    fields = type(section).model_fields
-    refuse_others(section, {key: fields[key].default for key in keys}, without=without)
-
-
-def refuse_others(section: BaseModel, values: Mapping[str, Any], *, without: str) -> None:
-    """Refuse other values than these, which have no effect ``without`` another key."""
-    for key, value in values.items():
-        if getattr(section, key) != value:
-            shown = "null" if value is None else value
-            hint = f"write {without}, or leave it at {shown}"
-            raise illegal(key, f"has no effect without {without}", hint=hint)
 
 
 def illegal(key: str, why: str, *, hint: str = "") -> PydanticCustomError:

@@ -47,6 +47,10 @@ class ModelConfig(StrictModel):
     (:class:`~rlinf.models.denoising.Denoising`)."""
     steers: ClassVar[bool] = False
     """Whether its actions are the noise from which another policy denoises."""
+    of_values: ClassVar[tuple[str, ...]] = ()
+    """Keys that mean something with a critic alone."""
+    of_exploration: ClassVar[tuple[str, ...]] = ()
+    """Keys that mean something where actions are sampled to explore alone."""
     q_implementation: ClassVar[str | None] = None
     """``module:Class`` of the Q functions that go with the policy; None: it has none."""
 
@@ -213,6 +217,7 @@ class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
     of the perceptron policy behind it."""
 
     implementation = "rlinf.models.cnn:CNNPolicy"
+    of_values = ("shared_encoder", "critic_reads")
     type: Literal["cnn"] = "cnn"
     """Which policy this section configures."""
     shared_encoder: bool = True

@@ -39,6 +39,11 @@ class EmbodiedConfig(ActingConfig):
         return () if self.demonstrations is None else ("source",)
 
     @property
+    def needs_values(self) -> bool:
+        """Whether the algorithm does."""
+        return self.algorithm.needs_values
+
+    @property
     def value_dim(self) -> int:
         """V, values per chunk that the algorithm needs."""
         algorithm = self.algorithm.build(group_size=self.group_size)

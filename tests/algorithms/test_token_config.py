@@ -58,7 +58,7 @@ def test_what_each_needs() -> None:
     ("name", "keys", "message"),
     [
         ("dr_grpo", {}, "loss_agg_length|divides by a constant length"),
-        ("grpo", {"loss_agg_length": 8}, "has no effect with loss_agg_func: token-mean"),
+        ("grpo", {"loss_agg_length": 8}, "has no effect without loss_agg_func: seq-mean"),
         ("grpo", {"importance_sampling": "token"}, "write proximal: recomputed"),
         ("grpo", {"importance_sampling_clip": 1.0}, "has no effect without importance_sampling"),
         (

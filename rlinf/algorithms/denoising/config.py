@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from rlinf.algorithms.base_config import refuse_unused
 from rlinf.algorithms.config import RewardFilterConfig, SoftActorCriticConfig
 from rlinf.config.component import illegal
+from rlinf.config.effects import refuse_unused
 
 if TYPE_CHECKING:
     from rlinf.models.config import ModelConfig
@@ -22,6 +22,7 @@ class NFTConfig(RewardFilterConfig):
     """Negative-aware fine-tuning of a velocity, on the noising of what was done; no log-probs."""
 
     implementation = "rlinf.algorithms.denoising.nft:NFT"
+    only_with: ClassVar = {"dpo_beta": "loss_form: dpo", "max_drift": "loss_form: mse"}
     type: Literal["nft"] = "nft"
     """Which algorithm this section configures."""
     advantage: Literal["group", "raw"] = "group"
@@ -111,9 +112,6 @@ class NFTConfig(RewardFilterConfig):
                 "xnext is known of points that the rollout passed alone",
                 hint="nearest: x0, or xcur_source: rollout",
             )
-        for key, form in (("dpo_beta", "dpo"), ("max_drift", "mse")):
-            if self.loss_form != form:
-                refuse_unused(self, [key], without=f"loss_form: {form}")
         if self.loss_form == "dpo" and not self.needs_groups:
             refuse_unused(self, ["adv_clip_max"], without="advantage: group")
         if min(self.weight_scale) < 0 or max(self.weight_scale) == 0:

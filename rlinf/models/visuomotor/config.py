@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.config.component import illegal, refuse_unused
+from rlinf.config.component import illegal
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
 
@@ -64,6 +64,8 @@ class DiffusionConfig(VisuomotorConfig):
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
     reads_earlier = True
+    of_exploration = ("min_std", "random_steps")
+    only_with: ClassVar = {"min_std": "method: ddpm", "random_steps": "method: ddpm"}
     type: Literal["diffusion"] = "diffusion"
     """Which policy this section configures."""
     denoising_steps: int = Field(default=10, ge=1)
@@ -95,8 +97,6 @@ class DiffusionConfig(VisuomotorConfig):
 
     @model_validator(mode="after")
     def _check_denoising(self) -> Self:
-        if self.method == "ddim":
-            refuse_unused(self, ["min_std", "random_steps"], without="method: ddpm")
         if self.path is not None and self.prediction != "epsilon":
             raise illegal("prediction", "the directory says which it is", hint="leave it out")
         if self.method == "ddpm" and not self.min_std and self.denoising_steps < 2:

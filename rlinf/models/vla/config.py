@@ -5,12 +5,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.checkpoint.weights_file import require_weights
-from rlinf.config.component import illegal, refuse_unused
+from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig, Width
@@ -47,6 +47,7 @@ class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
     half_precision = True
+    of_values = ("value_head", "detach_values")
 
     path: Path | None = None
     """Directory of the model in its published format; null: `preset` says what is made."""
@@ -185,6 +186,12 @@ class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
     denoises = True
+    of_exploration = ("noise_level", "noise_bounds", "random_steps")
+    only_with: ClassVar = {
+        "noise_level": "method: flow_sde | flow_cps",
+        "noise_bounds": "method: flow_noise",
+        "random_steps": "method: flow_sde | flow_cps | flow_noise",
+    }
 
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
     """Image observations in the order in which the model was trained on views: base, left wrist,
@@ -225,12 +232,6 @@ class FlowConfig(VLAConfig):
         low, high = self.noise_bounds
         if not 0 < low < high:
             raise illegal("noise_bounds", f"are [{low}, {high}]", hint="0 < the first < the second")
-        if self.method not in ("flow_sde", "flow_cps"):
-            refuse_unused(self, ["noise_level"], without="method: flow_sde")
-        if self.method != "flow_noise":
-            refuse_unused(self, ["noise_bounds"], without="method: flow_noise")
-        if self.method == "ode":
-            refuse_unused(self, ["random_steps"], without="method: flow_sde")
         if self.method == "flow_cps" and self.denoising_steps < 2:
             raise illegal(
                 "denoising_steps", "the last step of flow_cps is not random", hint="nearest: 2"

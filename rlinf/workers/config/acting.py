@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
@@ -13,6 +12,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.algorithms.base_config import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
+from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.config.ranges import device_span
 from rlinf.envs.config import EnvConfig, Environments, Shares, TrainingEnvironments
@@ -112,9 +112,19 @@ class EvaluatedConfig(PlacedConfig):
     weight_sync: WeightSyncSection = AutoConfig()
 
     @property
-    @abstractmethod
+    def needs_values(self) -> bool:
+        """Whether what trains the policy needs a critic."""
+        return False
+
+    @property
+    def explores(self) -> bool:
+        """Whether actions are sampled to explore."""
+        return True
+
+    @property
     def value_dim(self) -> int:
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
+        return 0
 
     def build_policy(self, env_spec: EnvSpec) -> Policy:
         """The policy as those who act with trained weights have it, with fresh ones."""
@@ -197,6 +207,12 @@ class EvaluatedConfig(PlacedConfig):
 
     def _policy_problems(self) -> Iterator[PydanticCustomError]:
         """What the policy is not made for."""
+        without = "algorithm.type: ppo" if self.explores else "task: embodied"
+        if not self.needs_values:
+            yield from unused(self.model, self.model.of_values, without=without, at="model.")
+            yield from unused(self.actor.optim, ("value_lr",), without=without, at="actor.optim.")
+        if not self.explores:
+            yield from unused(self.model, self.model.of_exploration, without=without, at="model.")
         if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(
                 "checkpoint.layout",

@@ -66,11 +66,6 @@ class OffPolicyConfig(ActingConfig):
         return ("env", "rollout", "replay", "actor")
 
     @property
-    def value_dim(self) -> int:
-        """The policy has no values of its own."""
-        return 0
-
-    @property
     def keeps_next_observations(self) -> bool:
         """A transition holds what followed."""
         return True

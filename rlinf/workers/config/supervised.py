@@ -228,9 +228,9 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
         return ("env", "rollout")
 
     @property
-    def value_dim(self) -> int:
-        """No critic."""
-        return 0
+    def explores(self) -> bool:
+        """Nothing is tried out."""
+        return False
 
     @property
     def legal_ranks(self) -> tuple[int, ...]:

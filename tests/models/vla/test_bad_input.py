@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY
+from rlinf.models.policy import draw_noise
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
 from tests.models.test_policies import env_spec
 from tests.models.vla.test_loading import PARITY
@@ -294,3 +295,14 @@ def test_padding_of_statistics_is_no_dimension() -> None:
     ModelStatistics(padded, padded).check([-1.0] * 2, [1.0] * 2, state_dim=2)
     with pytest.raises(ConfigError, match="are of 2 action dimensions, the environment takes 3"):
         ModelStatistics(padded).check([-1.0] * 3, [1.0] * 3)
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla", "gr00t", "wall_oss"])
+def test_no_rows_have_no_actions(kind: str) -> None:
+    policy = REGISTRY.load(kind)(num_action_chunks=4, **TINY).build(SPEC, value_dim=1, seed=0)
+    seen = {key: torch.zeros(0, *shape) for key, shape in SPEC.observation_shapes.items()}
+    seen["main_images"] = seen["main_images"].byte()
+    noise = draw_noise(policy.noise, (0,), torch.Generator())
+    for drawn in (noise, None):
+        assert policy.sample(seen, drawn).actions.shape == (0, 4, 7)
+    assert policy.value(seen).shape == (0, 1)

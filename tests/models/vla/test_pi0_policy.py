@@ -336,10 +336,10 @@ def test_a_state_that_is_too_long_to_tell() -> None:
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"noise_bounds": [0.2, 0.1]}, "0 < the first < the second"),
+        ({"method": "flow_noise", "noise_bounds": [0.2, 0.1]}, "0 < the first < the second"),
         ({"method": "flow_cps", "denoising_steps": 1}, "nearest: 2"),
         ({"horizon": 2}, "nearest: 4"),
-        ({"method": "ode", "noise_level": 0.2}, "write method: flow_sde, or leave it at 0.5"),
+        ({"method": "ode", "noise_level": 0.2}, "flow_sde or flow_cps, or leave it at 0.5"),
         ({"method": "flow_noise", "noise_level": 0.2}, "has no effect without method: flow_sde"),
         ({"noise_bounds": [0.1, 0.3]}, "has no effect without method: flow_noise"),
         ({"method": "ode", "random_steps": "all"}, "or leave it at null"),

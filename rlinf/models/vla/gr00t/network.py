@@ -171,8 +171,7 @@ class GR00TNetwork(nn.Module):
     def prefix(self, pixels: Tensor, tokens: Tensor, there: Tensor) -> Prefix:
         """Read pictures [B, n, 3, S, S] in the places of picture tokens among [B, L], of which
         those of ``there`` [B, L] are read."""
-        rows = len(pixels)
-        seen = self.vision(pixels.flatten(0, 1)).unflatten(0, (rows, -1))
+        seen = self.vision(pixels.flatten(0, 1)).unflatten(0, pixels.shape[:2])
         x = self.language.embed_tokens(tokens)
         places = (tokens == self.size.picture_token).unsqueeze(-1)
         x = x.masked_scatter(places, seen.to(x.dtype))

@@ -1,0 +1,67 @@
+"""A key that has no effect beside the others is refused, and by which it would have one is said."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import pytest
+from pydantic import ValidationError
+
+from rlinf.cli.tasks import read_config
+from rlinf.config.base import StrictModel
+from rlinf.errors import ConfigError
+
+
+class Steps(StrictModel):
+    only_with: ClassVar = {"noise": "method: sde | cps", "low": "clip"}
+    method: Literal["ode", "sde", "cps"] = "ode"
+    noise: float = 0.5
+    clip: float = 0.0
+    low: float | None = None
+
+
+class OwnSteps(Steps):
+    only_with: ClassVar = {"low": "method: sde"}
+
+
+@pytest.mark.parametrize("given", [{}, {"noise": 0.5}, {"method": "cps", "noise": 0.1},
+                                   {"clip": 0.1, "low": 0.2}])  # fmt: skip
+def test_a_key_beside_what_it_needs_is_accepted(given: dict[str, Any]) -> None:
+    Steps(**given)
+
+
+@pytest.mark.parametrize(
+    ("section", "given", "said"),
+    [
+        (Steps, {"noise": 0.1}, "without method: sde or cps; write .*, or leave it at 0.5"),
+        (Steps, {"low": 0.1}, "without clip; write clip, or leave it at null"),
+        (OwnSteps, {"noise": 0.1}, "without method: sde or cps"),
+        (OwnSteps, {"clip": 0.1, "low": 0.2}, "without method: sde"),
+    ],
+)
+def test_a_key_without_it_is_refused(section: type[Steps], given: Any, said: str) -> None:
+    with pytest.raises(ValidationError, match=f"has no effect {said}"):
+        section(**given)
+
+
+IDLE = [
+    ("vla/drawer_close_pi05_nft", "model.value_head=[32]"),
+    ("vla/drawer_close_pi05_nft", "model.detach_values=true"),
+    ("vla/drawer_close_pi05_nft", "actor.optim.value_lr=1e-3"),
+    ("vla/drawer_close_pi05_dsrl", "model.base.value_head=[32]"),
+    ("vla/drawer_close_pi05_dsrl", "actor.optim.value_lr=1e-3"),
+    ("vla/drawer_close_pi05_sft", "model.noise_level=0.3"),
+    ("vla/drawer_close_pi05_sft", "model.random_steps=all"),
+    ("vla/drawer_close_diffusion_sft", "model.min_std=0.3"),
+    ("sft/window_open_pictures", "model.shared_encoder=false"),
+    ("sft/window_open_pictures", "model.critic_reads=states"),
+    ("embodied/drawer_close_sac", "actor.optim.value_lr=1e-3"),
+]
+"""Ready recipes, and a key that means nothing there."""
+
+
+@pytest.mark.parametrize(("recipe", "override"), IDLE)
+def test_a_key_that_means_nothing_in_a_recipe_is_refused(recipe: str, override: str) -> None:
+    key = override.partition("=")[0].replace(".", "\\.")
+    with pytest.raises(ConfigError, match=f"{key} = .*has no effect without"):
+        read_config(recipe, [override])

@@ -13,8 +13,13 @@ POLICY_FILE = "policy.safetensors"
 """What a run leaves behind in its directory."""
 
 
-def require_weights(path: Path, *, key: str) -> None:
-    """Refuse, by a ConfigError of ``key``, what is no whole safetensors file; no tensor is read."""
+MODEL = "model"
+"""Name, in the header of such a file, of the type of the model that it is of."""
+
+
+def require_weights(path: Path, *, key: str, model: str | None = None) -> None:
+    """Refuse, by a ConfigError of ``key``, what is no whole safetensors file, or says that it is of
+    another type of ``model``; no tensor is read."""
     file = path.expanduser()
     if file.is_dir():
         hint = f"nearest: {path / POLICY_FILE}" if (file / POLICY_FILE).is_file() else _HINT
@@ -22,12 +27,17 @@ def require_weights(path: Path, *, key: str) -> None:
     if not file.is_file():
         raise ConfigError(f"there is no file {path}; {_HINT}", key=key)
     try:
-        with safe_open(file, "numpy"):
-            pass
+        with safe_open(file, "numpy") as content:
+            written = (content.metadata() or {}).get(MODEL)
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{path} holds no weights, or was cut off: {error}; {_HINT}", key=key
         ) from error
+    if model is not None and written not in (None, model):
+        raise ConfigError(
+            f"{path} is of a model of type {written}, not {model}; nearest: model.type: {written}",
+            key=key,
+        )
 
 
 _HINT = f"a run leaves its policy behind in {POLICY_FILE} of its directory"

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.dump import to_data
+from rlinf.config.dump import leaves, to_data
 from rlinf.config.load import LoadedRecipe, load_recipe
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.validate import validate
@@ -61,7 +61,7 @@ def refuse_fixed_keys(
     before: Any, after: Any, changeable: Sequence[str], *, why: str = "a resumed run"
 ) -> None:
     """Refuse other values of a run's keys that decided what was trained so far."""
-    old, new = dict(_leaves(to_data(before))), dict(_leaves(to_data(after)))
+    old, new = dict(leaves(to_data(before))), dict(leaves(to_data(after)))
     changed = [
         f"{key} = {new.get(key)} (it was {old.get(key)})"
         for key in old | new
@@ -85,11 +85,3 @@ def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
     _, recipe, config = read_config(file, overrides)
     refuse_fixed_keys(before, config, task.changeable_evaluation, why=why)
     check(config, recipe)
-
-
-def _leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in data.items():
-        if isinstance(value, Mapping) and value:
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

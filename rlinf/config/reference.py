@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import pkgutil
 import re
 import symtable
 import sys
+from collections.abc import Iterator
+from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -45,14 +48,18 @@ def _names_in(module: str) -> set[str] | None:
         raise ConfigError(f"there is no module {module}; {_siblings(module)}".rstrip("; "))
     if spec.origin is None or not spec.origin.endswith(".py"):
         return None
-    return names_in_file(Path(spec.origin), f"the module {module}")
+    own = module.startswith("rlinf.")  # a package that is missing there is told with its command
+    return names_in_file(Path(spec.origin), f"the module {module}", imports=not own)
 
 
-def names_in_file(path: Path, called: str) -> set[str] | None:
+def names_in_file(path: Path, called: str, *, imports: bool = True) -> set[str] | None:
     """What a Python file defines or imports, without running it; None where it does not say so.
 
+    With ``imports`` it is looked for what it imports.
+
     Raises:
-        ConfigError: It is no Python; ``called`` says in words what it is.
+        ConfigError: It is no Python, or begins with the import of what is not installed;
+            ``called`` says in words what it is.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -65,8 +72,22 @@ def names_in_file(path: Path, called: str) -> set[str] | None:
         for each in symbols
         if each.is_assigned() or each.is_imported() or each.is_namespace()
     }
+    if imports and (missing := next(_missing_imports(text), None)):
+        raise ConfigError(f"{called} cannot be imported: there is no module {missing}")
     open_ended = "__getattr__" in names or re.search(r"^\s*from .* import \*", text, re.MULTILINE)
     return None if open_ended else names
+
+
+def _missing_imports(text: str) -> Iterator[str]:
+    """Top-level modules that a file imports whenever it is run, and that are not there."""
+    for line in ast.parse(text).body:
+        names = [each.name for each in line.names] if isinstance(line, ast.Import) else []
+        if isinstance(line, ast.ImportFrom) and not line.level and line.module:
+            names = [line.module]
+        for root in (name.partition(".")[0] for name in names):
+            here = (str(Path.cwd()),)  # of which processes that run the file import, too
+            if not (root in sys.modules or find_spec(root) or PathFinder.find_spec(root, here)):
+                yield root
 
 
 def _siblings(module: str) -> str:

@@ -91,14 +91,14 @@ class ModelConfig(StrictModel):
         """Look for the weights to begin with."""
         super().check()
         if self.path is not None:
-            require_weights(self.path, key="path")
+            require_weights(self.path, key="path", model=self.type)
 
-    def check_starting_weights(self, path: Path, *, value_dim: int) -> None:
+    def check_starting_weights(self, path: Path, *, value_dim: int, seed: int) -> None:
         """Refuse weights to begin with of another model, as far as that can be told without an
         environment; ConfigError as :meth:`build` raises it."""
         from rlinf.models.policy_weights import require_same_model
 
-        require_same_model(self, path, value_dim=value_dim)
+        require_same_model(self, path, value_dim=value_dim, seed=seed)
 
     def build_q_functions(self, env_spec: EnvSpec, *, seed: int = 0) -> Module:
         """Q functions of observations and action chunks, with fresh weights."""

@@ -11,7 +11,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf.checkpoint.weights import Shapes, check_compatible
+from rlinf.checkpoint.weights import check_compatible
 from rlinf.envs.spec import written_spec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.policy import Policy
@@ -116,7 +116,12 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
 
 
 def _require_fit(
-    own: Mapping[str, Tensor], critic: set[str], found: Shapes, path: Path, *, key: str
+    own: Mapping[str, Tensor],
+    critic: set[str],
+    found: Mapping[str, Tensor],
+    path: Path,
+    *,
+    key: str,
 ) -> None:
     """Refuse other tensors than a policy's; those of the ``critic`` may be missing, all of them."""
     if not critic & found.keys():
@@ -127,13 +132,12 @@ def _require_fit(
         raise ConfigError(str(error), key=key) from error
 
 
-def require_same_model(config: ModelConfig, path: Path, *, value_dim: int) -> None:
-    """Refuse a file of weights of another model by its header, before an environment starts.
+def require_same_model(config: ModelConfig, path: Path, *, value_dim: int, seed: int) -> None:
+    """Refuse a file of weights of another model before an environment starts.
 
     Shapes depend on the environment as well. So it is judged where the run that left the file still
     says beside it in what it was trained, and the present environment may show no states although
-    that did: what fits neither way was trained of another model. Everything else
-    :func:`load_initial_weights` judges.
+    that did: what fits neither way was trained of another model.
 
     Raises:
         ConfigError: As that one raises it.
@@ -141,16 +145,15 @@ def require_same_model(config: ModelConfig, path: Path, *, value_dim: int) -> No
     spec = written_spec(path.expanduser().parent)
     if spec is None:
         return
-    with safetensors.safe_open(path.expanduser(), "pt") as file:
-        found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-    fresh, refused = config.model_copy(update={"path": None}), list[ConfigError]()
+    key = next(key for key in ("weights", "path") if getattr(config, key, None) is not None)
+    fresh, refused = config.model_copy(update={key: None}), list[ConfigError]()
     for shown in (spec, spec.showing(spec.observation_shapes.keys() - {"states"})):
         try:
-            policy = fresh.build(shown, value_dim=value_dim)
+            policy = fresh.build(shown, value_dim=value_dim, seed=seed)
         except ConfigError:
             break  # it is made for other observations
         try:
-            _require_fit(policy.state_dict(), policy.critic_state(), found, path, key="model.path")
+            load_initial_weights(policy, path)
         except ConfigError as error:
             refused.append(error)
         else:

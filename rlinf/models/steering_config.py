@@ -74,7 +74,7 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
 
     _noise_shape: tuple[int, ...] | None = PrivateAttr(default=None)
 
-    def check_starting_weights(self, path: Path, *, value_dim: int) -> None:
+    def check_starting_weights(self, path: Path, *, value_dim: int, seed: int) -> None:
         """Nothing: to build the policy reads its base."""
 
     @property

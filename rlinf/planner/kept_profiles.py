@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from rlinf.config.dump import to_data
+from rlinf.config.dump import leaves, to_data
 from rlinf.errors import ConfigError
 from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
@@ -99,6 +99,7 @@ def fingerprints(config: PlacedConfig) -> Fingerprints:
         hardware=hardware_fingerprint(config.devices, traits.packages),
         model=f"{data.get('type', 'language')} {hashed([data, content])}",
         config=hashed([_RECORDING, traits.sections]),
+        settings=dict(leaves({"model": data, **traits.sections})),
     )
 
 

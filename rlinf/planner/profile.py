@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from pydantic import Field, ValidationError
 
 from rlinf.config.base import StrictModel
 from rlinf.config.nearest import join_choices
+from rlinf.config.reasons import show
 from rlinf.errors import ConfigError
 
 
@@ -124,6 +125,8 @@ class Fingerprints(StrictModel):
     model: str
     config: str
     """The parts of the recipe that change the costs."""
+    settings: Mapping[str, Any] = {}
+    """The keys of both; empty in a profile of before they were written down."""
 
     def profile(
         self, components: Mapping[str, ComponentProfile], overhead: Overhead | None = None
@@ -133,12 +136,25 @@ class Fingerprints(StrictModel):
 
     def differences(self, profile: Fingerprints) -> tuple[str, ...]:
         """Say what a profile was measured on that is different here; empty where nothing is."""
+        found: list[tuple[str, Any, Any]] = []
+        for name in ("hardware", "model", "config"):
+            own, theirs = getattr(self, name), getattr(profile, name)
+            if own != theirs:
+                found += self._other_keys(profile, name) or [(name, own, theirs)]
         return tuple(
-            f"{name} is '{getattr(self, name)}', the profile was measured with "
-            f"'{getattr(profile, name)}'"
-            for name in Fingerprints.model_fields
-            if getattr(self, name) != getattr(profile, name)
+            f"{name} is {show(own)}, the profile was measured with {show(theirs)}"
+            for name, own, theirs in found
         )
+
+    def _other_keys(self, profile: Fingerprints, part: str) -> list[tuple[str, Any, Any]]:
+        """Keys of the model, or of the config without it, with both values."""
+        own, theirs = self.settings, profile.settings
+        return [
+            (key, own.get(key), theirs.get(key))
+            for key in {**own, **theirs}
+            if own and theirs and own.get(key) != theirs.get(key)
+            if part == ("model" if key.startswith("model.") else "config")
+        ]
 
 
 class Overhead(StrictModel):

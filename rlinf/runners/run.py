@@ -124,11 +124,12 @@ class Run:
     def _say_finished(self) -> None:
         """That a run which is resumed has no step left, and what would let it go on."""
         step, steps = self.state.step, self.task.steps
+        of = f"of {steps} steps" if step <= steps else f"steps, more than these {steps},"
         keys = [name for name in type(self._config.runner).model_fields if "total" in name]
         why = "the recipe's rule to end early had been met"
         if step >= steps:
             why = f"to go on, resume with a larger {' or '.join(f'runner.{key}' for key in keys)}"
-        print(f"nothing is left to train: {step} of {steps} steps were done; {why}", flush=True)
+        print(f"nothing is left to train: {step} {of} were done; {why}", flush=True)
 
     @property
     def interrupted(self) -> bool:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.config.reference import check_reference
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
@@ -218,11 +219,18 @@ class Task(ABC, Generic[ConfigT]):
 def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
     """Refuse a task, before anything starts, whose step asks for what its groups have not.
 
-    Methods are looked for where `groups` has the class itself; one that is named is not imported.
+    Methods are looked for where `groups` has the class itself; one that is named is looked for in
+    its file, which is not run.
 
     Raises:
         ConfigError: Names the component, the method, or what is wrong with the flow.
     """
+    for component, worker in task.groups.items():
+        try:
+            if isinstance(worker, str):
+                check_reference(worker)
+        except ConfigError as error:
+            raise ConfigError(f"task `{config.task}` is broken: {component}: {error}") from error
     flow = task.flow(config)
     flow.order()
     called = [(stage.label, stage.component, stage.method) for _, stage in flow.stages()]

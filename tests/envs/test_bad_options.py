@@ -13,9 +13,9 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.envs.base import ADAPTERS, REGISTRY
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.installation import State, status
 from rlinf.envs.requirements import GPUS
 from rlinf.errors import ConfigError
+from tests.packages import require_simulator
 
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("aloha", {"task": "gym_aloha/AlohaTransferCub-v0"}, "task", "gym_aloha/AlohaTransferCube-v0"),
@@ -147,8 +147,7 @@ def test_a_variable_that_cannot_be_set_is_refused(variables: dict[str, Any], mes
 def test_an_installed_simulator_refuses_it_before_anything_starts(
     name: str, options: dict[str, Any], key: str, nearest: str
 ) -> None:
-    if status(name).state is not State.READY:
-        pytest.skip(f"{name} is not installed")
+    require_simulator(name)
     config = EnvConfig(type=name, options=options, max_episode_steps=50)
     with pytest.raises(ConfigError) as refused:
         config.check()

@@ -7,8 +7,8 @@ import pytest
 
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.dm_control.adapter import TASKS
-from rlinf.envs.installation import State, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
+from tests.packages import require_simulator
 
 STEPS = 3
 
@@ -21,9 +21,7 @@ def test_there_are_as_many_tasks_as_dm_control_has() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_starts_from_its_seed_alone_and_steps(task: str) -> None:
-    found = status("dm_control")
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator("dm_control")
     options = {"task": task, "images": task.endswith("_vision"), "image_size": 32}
     config = EnvConfig(
         type="dm_control", options=options, max_episode_steps=STEPS, processes=1,

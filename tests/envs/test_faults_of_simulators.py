@@ -17,14 +17,14 @@ import pytest
 
 from rlinf.envs.base import REGISTRY
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.installation import State, interpreter, status
+from rlinf.envs.installation import interpreter
 from rlinf.envs.installation import variables as variables_of
 from rlinf.envs.recording import record_episodes
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.failing_tasks import BEGUN, FAILED, REPLACED
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import RunFailure
-from tests.packages import write_entry_points
+from tests.packages import require_simulator, write_entry_points
 
 REASONS = {
     "crash": FaultReason.CRASH,
@@ -58,9 +58,7 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # where other interpreters find it
 
     def make(name: str, *, inner: dict[str, Any] | None = None, **settings: Any) -> EnvConfig:
-        found = status(name)
-        if found.state is not State.READY:
-            pytest.skip(f"{found.state}: {found.detail}")
+        require_simulator(name)
         own = {
             key: settings.pop(key) for key in ("kinds", "broken_task", "leak_mb") if key in settings
         }

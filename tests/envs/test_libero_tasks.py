@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.installation import State, status
 from rlinf.envs.results import EpisodeRecord
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
+from tests.packages import require_simulator
 
 TASKS = {
     "libero_spatial": 10,
@@ -46,9 +46,7 @@ def played(suite: str, seeds: range, **options: object) -> tuple[list[EpisodeRec
 
 @pytest.fixture(autouse=True)
 def _installed() -> None:
-    found = status("libero")
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator("libero")
 
 
 @pytest.mark.slow

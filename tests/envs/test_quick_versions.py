@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rlinf.envs.installation import State, interpreter, status, variables
+from rlinf.envs.installation import interpreter, variables
+from tests.packages import require_simulator
 
 # Prints the states to the bit and the reward to twelve digits, of either side.
 _PLAY = """
@@ -57,6 +58,7 @@ play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=se
 """,
     "panda_gym": """
 import gymnasium, panda_gym
+from tests.packages import require_simulator
 env = gymnasium.make(task, renderer="Tiny", disable_env_checker=True, max_episode_steps=-1)
 def flat(seen): return np.concatenate([seen[key] for key in env.observation_space.spaces])
 def step(action):
@@ -81,9 +83,7 @@ play(env.action_space.low, env.action_space.high, lambda seed: flat(env.reset(se
     ],
 )
 def test_an_adapter_gives_the_numbers_of_its_simulator(name: str, task: str) -> None:
-    found = status(name)
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator(name)
     python = interpreter(name)
     assert python is not None
     root = str(Path(__file__).parents[2])

@@ -8,9 +8,10 @@ import pytest
 from rlinf.envs.base import ADAPTERS, REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.env_conformance import check_env
-from rlinf.envs.installation import State, requirements_of, status
+from rlinf.envs.installation import requirements_of
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
+from tests.packages import require_simulator
 
 PICTURES = {"images": True, "image_size": 32}
 PUSH = {"task": "PushCube-v1"}
@@ -49,9 +50,7 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", ADAPTERS)
 def test_a_simulator_keeps_the_protocol(name: str) -> None:
-    found = status(name)
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator(name)
     # Kernels are compiled, and chains are drawn, at the first start.
     deadlines = {"start_deadline": 900.0, "step_deadline": 200.0}
     config = EnvConfig(
@@ -69,9 +68,7 @@ def test_a_simulator_keeps_the_protocol(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_anew() -> None:
-    found = status("maniskill")
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator("maniskill")
     starts = []
     for own in (True, False):
         options = {"task": "PushCube-v1", "own_scenes": own}
@@ -91,9 +88,7 @@ def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_ane
 @pytest.mark.parametrize(("name", "options", "observation_steps"), TOGETHER)
 def test_options_go_together(name: str, options: dict[str, object], observation_steps: int) -> None:
     """A reset, three blind steps and an observation, the same in another episode, and a picture."""
-    found = status(name)
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator(name)
     config = EnvConfig(
         type=name, options=options, max_episode_steps=4, processes=1,
         observation_steps=observation_steps, start_deadline=400.0, step_deadline=200.0,
@@ -128,9 +123,7 @@ def test_options_go_together(name: str, options: dict[str, object], observation_
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line() -> None:
-    found = status("dm_control")
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator("dm_control")
     options = {"task": "walker-walk", "camera": "sid"}
     config = EnvConfig(type="dm_control", options=options, max_episode_steps=4, processes=1)
     with pytest.raises(ConfigError, match="no camera `sid`; did you mean `side`") as refused:
@@ -139,9 +132,7 @@ def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line(
 
 
 def _pushing(**settings: object) -> EnvConfig:
-    found = status("maniskill")
-    if found.state is not State.READY:
-        pytest.skip(f"{found.state}: {found.detail}")
+    require_simulator("maniskill")
     options = {"task": "PushCube-v1", "images": True, "image_size": 64, "states": "robot",
                "field_of_view": 57.0}  # fmt: skip
     return EnvConfig(

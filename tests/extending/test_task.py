@@ -61,13 +61,17 @@ def test_it_is_listed_explained_and_checked(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_step_that_asks_for_what_its_groups_have_not_is_refused(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    (tmp_path / "own_player.py").write_text("import torhc\n\nclass Player: ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     task, _, _ = read_config(RECIPE, [])
     player, learner = task.groups["player"], task.groups["learner"]
     wrong: list[tuple[str, Any, str]] = [
         ("groups", {"player": player, "lerner": learner}, "no component `learner`; did you mean"),
         ("groups", {"player": learner, "learner": learner}, "Learner has no method `pull`"),
+        ("groups", {"player": "own_player:Player", "learner": learner}, "no module torhc"),
+        ("groups", {"player": "own_palyer:Player", "learner": learner}, "no module own_palyer"),
         ("weights", ("lerner", "player"), "weights: groups has no component `lerner`; did you"),
         ("weights", ("player", "learner"), "weights: Player has no method `send_weights`"),
         (

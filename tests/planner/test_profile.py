@@ -39,6 +39,12 @@ def test_a_profile_of_something_else_says_what_differs():
         "hardware is '8x A100', the profile was measured with '8x H100'",
         "config is 'xyz', the profile was measured with 'abc'",
     )
+    keys = {"model.type": "mlp", "actor.update_epoch": 4}
+    known = PROFILE.model_copy(update={"settings": keys})
+    other = here.model_copy(
+        update={"hardware": "8x H100", "settings": {**keys, "actor.update_epoch": 1}}
+    )
+    assert other.differences(known) == ("actor.update_epoch is 1, the profile was measured with 4",)
 
 
 @pytest.mark.parametrize(

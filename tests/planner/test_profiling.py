@@ -103,8 +103,8 @@ def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:
     assert (kept, why) == (profile, ())
 
     for overrides, what in (
-        (("model.hidden_sizes=[8]",), "model"),
-        (("actor.update_epoch=1",), "config"),
+        (("model.hidden_sizes=[8]",), "model.hidden_sizes is [8], "),
+        (("actor.update_epoch=1",), "actor.update_epoch is 1, "),
         ((SLOTS,), "hardware"),
     ):
         changed = support.small_config(tmp_path, *overrides)

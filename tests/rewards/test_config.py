@@ -79,6 +79,15 @@ def test_check_finds_what_is_missing_on_this_machine(section, key, reason):
     assert caught.value.key == key
 
 
+def test_a_file_that_imports_what_is_not_there_is_refused_without_being_run(tmp_path):
+    mine = tmp_path / "mine.py"
+    mine.write_text("import json, torhc\ndef score(sample): ...\n")
+    with pytest.raises(ConfigError, match=r"mine\.py cannot be imported: there is no module torhc"):
+        read(mine={"type": "function", "function": f"{mine}:score"}).check()
+    mine.write_text("try:\n    import torhc\nexcept ImportError: ...\ndef score(sample): ...\n")
+    read(mine={"type": "function", "function": f"{mine}:score"}).check()
+
+
 def test_check_accepts_what_is_here():
     read(math={"type": "math"}, code={"type": "code"}, length=LENGTH).check()
 

@@ -92,6 +92,8 @@ def test_a_run_that_had_ended_says_so_when_it_is_resumed(
     assert said in out
     assert "held-out episodes: " in out
     assert (run / "policy.safetensors").is_file()
+    assert main(["resume", str(run), "runner.total_steps=4"]) == 0
+    assert "6 steps, more than these 4, were done" in capsys.readouterr().out
     assert main(["resume", str(run), "runner.total_steps=7"]) == 0
     assert "nothing is left" not in capsys.readouterr().out
 

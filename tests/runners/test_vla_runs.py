@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
@@ -209,7 +210,7 @@ def test_a_set_of_another_robot_than_the_statistics_is_refused_before_training(
     recipe, given = vla_support.write_imitation(tmp_path), tmp_path / "norm_stats.json"
     given.write_text(json.dumps({"norm_stats": {"actions": FOREIGN, "state": FOREIGN}}))
     if kind == "openvla_oft":
-        recipe.write_text(recipe.read_text().replace("denoising_steps: 2, ", ""))
+        recipe.write_text(recipe.read_text().replace(", denoising_steps: 2", ""))
     words = [f"model.type={kind}", f"model.statistics={given}"]
     assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run"), *words]) == 2
     told = " ".join(capsys.readouterr().err.split())
@@ -228,3 +229,22 @@ def test_recorded_observations_without_a_number_are_refused(
     told = " ".join(capsys.readouterr().err.split())
     assert "`states` of" in told
     assert "holds a NaN or an infinity in 1 of 40 rows, first in row 11" in told
+
+
+def test_weights_of_another_model_are_refused_before_anything_starts(
+    imitated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "policy.safetensors"
+    shutil.copy(imitated.parent / "env_spec.json", tmp_path)
+    kept = load_file(imitated)
+    kept["network.other"] = kept.pop(min(name for name in kept if name.startswith("network.")))
+    save_file(kept, other)
+    words = ["train", str(write_recipe(tmp_path)), "--dry-run", "model.type=pi05"]
+    assert main([*words, f"model.weights={imitated}"]) == 0
+    capsys.readouterr()
+    assert main([*words, f"model.weights={other}"]) == 2
+    told = capsys.readouterr().err
+    assert "model.weights = " in told
+    assert f"{other} is of another model:" in told
+    assert main([*words[:-1], "model.type=pi0", f"model.weights={imitated}"]) == 2
+    assert "is of a model of type pi05, not pi0; nearest: " in capsys.readouterr().err

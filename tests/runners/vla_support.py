@@ -39,7 +39,7 @@ task: behaviour_cloning
 seed: 3
 runner: {{total_steps: 1}}
 data: {{path: DATA, held_out: 2}}
-model: {{type: pi05, preset: tiny, num_action_chunks: 4, denoising_steps: 2, value_head: [8]}}
+model: {{type: pi05, preset: tiny, num_action_chunks: 4, denoising_steps: 2}}
 objective: model
 actor: {{global_batch_size: 8, micro_batch_size: 4, optim: {{lr: 1.0e-3}}}}
 validation: {{interval: 1}}
@@ -60,7 +60,10 @@ OFT = ("model.type=openvla_oft", "algorithm.type=grpo", "env.train.group_size=2"
 """GRPO of OpenVLA-OFT in place of PPO of π₀.₅."""
 NFT = ("algorithm.type=nft", "env.train.group_size=2", "model.method=ode")
 """NFT of π₀.₅ in place of PPO."""
-_OWN = {"model.type": ", denoising_steps: 2", "algorithm.type": ", gamma: 0.9"}
+_OWN = {
+    "model.type": (", denoising_steps: 2",),
+    "algorithm.type": (", gamma: 0.9", ", value_head: [8]"),
+}
 """Keys of what the recipe has, by what overrides put something else in their place."""
 
 
@@ -95,7 +98,8 @@ def write_recipe(directory: Path, *overrides: str) -> Path:
     algorithm of the overrides would not have."""
     path, text = directory / "vla.yaml", REINFORCED
     for key in {each.partition("=")[0] for each in overrides} & _OWN.keys():
-        text = text.replace(_OWN[key], "")
+        for own in _OWN[key]:
+            text = text.replace(own, "")
     path.write_text(text)
     return path
 

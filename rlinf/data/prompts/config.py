@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.config.nearest import did_you_mean
+from rlinf.config.nearest import nearest_names
 from rlinf.data.pictures import PictureReader
 from rlinf.data.prompts.dataset import (
     PromptDataset,
@@ -38,8 +38,10 @@ def check_file(path: Path, key: str) -> None:
     """Refuse a file that is not there, with the nearest of its folder, or of an unknown kind."""
     path = path.expanduser()
     if not path.is_file():
-        siblings = [each.name for each in path.parent.glob("*") if each.suffix.lower() in SUFFIXES]
-        hint = did_you_mean(path.name, siblings) if siblings else "is the path right?"
+        found = [each for each in path.parent.glob("*") if each.suffix.lower() in SUFFIXES]
+        siblings = {each.stem: each.name for each in found}
+        close = nearest_names(path.stem, siblings, count=1)
+        hint = f"did you mean `{siblings[close[0]]}`?" if close else "is the path right?"
         raise ConfigError(f"there is no file {path}; {hint}", key=key)
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(

@@ -88,8 +88,10 @@ class PublishedConfig(ModelConfig):
         """File of weights that a run left behind."""
         return self.weights
 
-    def check_starting_weights(self, path: Path, *, value_dim: int) -> None:
-        """Nothing: what they belong to is known when the published model has been read."""
+    def check_starting_weights(self, path: Path, *, value_dim: int, seed: int) -> None:
+        """Of a preset alone: what fits a published model is known when that has been read."""
+        if self.preset is not None:
+            super().check_starting_weights(path, value_dim=value_dim, seed=seed)
 
     @property
     @abstractmethod
@@ -143,7 +145,7 @@ class PublishedConfig(ModelConfig):
                 key="path",
             )
         if self.weights is not None:
-            require_weights(self.weights, key="weights")
+            require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():
             raise ConfigError(f"there is no file {self.statistics}", key="statistics")
 

@@ -165,8 +165,9 @@ class EvaluatedConfig(PlacedConfig):
     def check(self) -> None:
         """Look at the weights to begin with, too."""
         super().check()
-        if self.model.path is not None:  # else nothing asks the algorithm, which imports torch
-            self.model.check_starting_weights(self.model.path, value_dim=self.value_dim)
+        start = self.model.starting_weights
+        if start is not None:  # else nothing asks the algorithm, which imports torch
+            self.model.check_starting_weights(start, value_dim=self.value_dim, seed=self.seed)
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the numbers of environments and workers of an evaluation."""

@@ -285,6 +285,10 @@ def test_missing_files_are_found_without_reading(write):
     config = validate(PromptDataConfig, {"files": {"train": [wrong]}}, "test")
     with pytest.raises(ConfigError, match=r"files\.train: there is no file .*`train\.jsonl`"):
         config.check()
+    config = validate(PromptDataConfig, {"files": {"train": [wrong.replace("tran", "no")]}}, "test")
+    with pytest.raises(ConfigError, match="is the path right") as refused:
+        config.check()
+    assert "train.jsonl" not in str(refused.value)
     text = path.rename(path.with_suffix(".txt"))
     config = validate(PromptDataConfig, {"files": {"train": [str(text)]}}, "test")
     with pytest.raises(ConfigError, match=r"train\.txt is of no known kind; one of \.json"):

@@ -71,7 +71,7 @@ class ShuffledVision(Vision):
         """[B, 3, S, S] in [−1, 1] to [B, patches / shuffle², W]."""
         x = self.patches(pixels)
         side = math.isqrt(x.shape[1]) // self.shuffle
-        x = x.unflatten(1, (side, self.shuffle, side, self.shuffle)).transpose(2, 3)
+        x = x.reshape(len(x), side, self.shuffle, side, self.shuffle, x.shape[-1]).transpose(2, 3)
         out: Tensor = self.projector(x.flatten(3).flatten(1, 2))
         return out
 

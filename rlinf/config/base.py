@@ -39,9 +39,9 @@ class StrictModel(BaseModel):
     )
 
     only_with: ClassVar[Mapping[str, str]] = {}
-    """Keys that have an effect beside another key alone, by name: ``other``, which is then neither
-    null, false nor 0, or ``other: value | value``. Without it they keep their default. A subclass
-    adds its own."""
+    """Keys that have an effect beside another key alone, by name: ``other`` or ``one | other``, of
+    which one is then neither null, false, 0 nor empty, or ``other: value | value``. Without it they
+    keep their default. A subclass adds its own."""
 
     def unwritten(self, key: str) -> Any:
         """What a key is where it is not written."""

@@ -2,57 +2,61 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from functools import cache
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from dataclasses import fields, is_dataclass
+from typing import Any
 
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
 
-if TYPE_CHECKING:
-    from rlinf.config.base import StrictModel
 
+def idle_keys(section: object, at: str = "") -> Iterator[PydanticCustomError]:
+    """What stands against keys of a section that its ``only_with`` says are idle, see
+    :attr:`StrictModel.only_with <rlinf.config.base.StrictModel.only_with>`.
 
-def idle_keys(section: StrictModel) -> Iterator[PydanticCustomError]:
-    """What stands against keys of a section that :attr:`StrictModel.only_with` says are idle."""
-    for key, needed in _rules(type(section)).items():
-        other, _, values = needed.partition(": ")
-        found = getattr(section, other)
-        if _written(found) in values.split(" | ") if values else found:
+    Args:
+        section: A model, or a dataclass.
+        at: Key of the section, and a point.
+    """
+    rules: dict[str, str] = {}
+    for owner in reversed(type(section).__mro__):  # the nearest counts
+        rules |= owner.__dict__.get("only_with", {})
+    for key, needed in rules.items():
+        others, _, values = needed.partition(": ")
+        found = [getattr(section, other) for other in others.split(" | ")]
+        if any(_written(each) in values.split(" | ") if values else each for each in found):
             continue
-        yield from unused(section, [key], without=needed.replace(" | ", " or "))
-
-
-@cache
-def _rules(owner: type[StrictModel]) -> Mapping[str, str]:
-    """Of a class and all that it is made from; the nearest counts."""
-    found: dict[str, str] = {}
-    for each in reversed(owner.__mro__):
-        found |= each.__dict__.get("only_with", {})
-    return found
+        yield from unused(section, [key], without=needed.replace(" | ", " or "), at=at)
 
 
 def unused(
-    section: StrictModel, keys: Iterable[str], *, without: str, at: str = ""
+    section: Any, keys: Iterable[str], *, without: str, at: str = ""
 ) -> Iterator[PydanticCustomError]:
     """What stands against keys of another value than their default, which have no effect here.
 
     Args:
-        section: It has the keys.
-        keys: Of them those that it has not are passed over.
-        without: With what they would have an effect, as that is written in a recipe.
+        section: It has the keys; see :func:`idle_keys`.
+        keys: They have no effect.
+        without: With what they would have one, as that is written in a recipe.
         at: Key of the section, and a point.
     """
     for key in keys:
-        if key in type(section).model_fields and getattr(section, key) != section.unwritten(key):
-            hint = f"write {without}, or leave it at {_written(section.unwritten(key))}"
+        default = _default(section, key)
+        if getattr(section, key) != default:
+            hint = f"write {without}, or leave it at {_written(default)}"
             yield illegal(f"{at}{key}", f"has no effect without {without}", hint=hint)
 
 
-def refuse_unused(section: StrictModel, keys: Iterable[str], *, without: str) -> None:
+def _default(section: Any, key: str) -> Any:
+    if is_dataclass(section):
+        return next(field.default for field in fields(section) if field.name == key)
+    return section.unwritten(key)
+
+
+def refuse_unused(section: Any, keys: Iterable[str], *, without: str, at: str = "") -> None:
     """Raise the first of :func:`unused`."""
-    for problem in unused(section, keys, without=without):
+    for problem in unused(section, keys, without=without, at=at):
         raise problem
 
 

@@ -28,6 +28,8 @@ class SamplingConfig(StrictModel):
     which tokens are drawn, not how they are scored.
     """
 
+    only_with: ClassVar = dict.fromkeys(("temperature", "top_k", "top_p"), "greedy: false")
+
     temperature: float = Field(default=1.0, gt=0)
     """Divisor of the logits."""
     top_k: int = Field(default=0, ge=0)
@@ -55,12 +57,6 @@ class SamplingConfig(StrictModel):
                 "min_new_tokens",
                 f"{self.min_new_tokens} is more than max_new_tokens {self.max_new_tokens}",
                 hint=f"nearest: {self.max_new_tokens}",
-            )
-        if self.greedy and self.temperature != 1.0:
-            raise illegal(
-                "temperature",
-                f"{self.temperature} has no effect on which token is the most likely",
-                hint="with greedy, leave it at 1.0",
             )
         return self
 
@@ -169,6 +165,10 @@ class HFEngineConfig(EngineConfig):
     extra = "language"
     takes_module = True
     reads_pictures = True
+    only_with: ClassVar = {
+        "block_size": "deterministic: true",
+        "max_prefill_tokens": "deterministic: false",
+    }
     type: Literal["hf"] = "hf"
     """Which engine this section configures."""
     max_prefill_tokens: int = Field(default=8192, ge=1)
@@ -267,6 +267,7 @@ class SGLangEngineConfig(EngineConfig):
     package = "sglang"
     extra = "sglang"
     tells_progress = False
+    only_with: ClassVar = {"cuda_graph_max_bs": "disable_cuda_graph: false"}
     type: Literal["sglang"] = "sglang"
     """Which engine this section configures."""
     tensor_parallel_size: int = Field(default=1, ge=1)

@@ -18,6 +18,7 @@ from pydantic import Discriminator, Field, Tag
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.effects import idle_keys
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions
 from rlinf.config.reasons import reason
@@ -309,7 +310,7 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
                 hint = f"to drop those of another simulator: ~env.train.options; {hint}"
             raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
-        return pydantic.TypeAdapter(options_class).validate_json(
+        options = pydantic.TypeAdapter(options_class).validate_json(
             pydantic.TypeAdapter(dict[str, Any]).dump_json(values), strict=True
         )
     except pydantic.ValidationError as error:
@@ -319,6 +320,9 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
         raise illegal(where, why) from error
     except (TypeError, ValueError) as error:
         raise illegal("options", str(error)) from error
+    for problem in idle_keys(options, at="options."):
+        raise problem
+    return options
 
 
 def _names(options_class: type[Any]) -> list[str]:

@@ -32,6 +32,8 @@ _IDLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 class LiberoOptions:
     """Options of the ``libero`` env type."""
 
+    only_with: ClassVar = {"image_size": "images: true", "mirrored": "images: true"}
+
     suite: str = "libero_spatial"
     """Suite: one of LIBERO's five, or a variant of LIBERO-PRO such as ``libero_goal_swap``."""
 

@@ -72,6 +72,8 @@ _NO_VULKAN = ("vk::", "rendering device")
 class ManiSkillOptions:
     """Options of the ``maniskill`` env type."""
 
+    only_with: ClassVar = {"image_size": "images: true", "field_of_view": "images: true"}
+
     task: str
     """Task, for example ``PickCube-v1``."""
 

@@ -37,6 +37,8 @@ ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
 class RobosuiteOptions:
     """Options of the ``robosuite`` env type."""
 
+    only_with: ClassVar = {"image_size": "images: true"}
+
     task: str
     """Task, for example ``Lift``."""
 

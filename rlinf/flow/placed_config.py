@@ -15,6 +15,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import (
@@ -251,7 +252,15 @@ class PlacedConfig(StrictModel):
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the values of several sections together; the first is told."""
-        yield from ()
+        for name in self.components:
+            offload = getattr(getattr(self, name, None), "offload", None)
+            if isinstance(offload, StrictModel) and name not in self.offloading:
+                keys, at = type(offload).model_fields, f"{name}.offload."
+                yield from unused(offload, keys, without="a task that offloads it", at=at)
+        syncer: Any = getattr(self, "weight_sync", None)
+        if self.cluster.runtime == "local" and getattr(syncer, "type", "") == "auto":
+            keys = type(syncer).model_fields
+            yield from unused(syncer, keys, without="cluster.runtime: ray", at="weight_sync.")
 
     def _check_cluster(self) -> None:
         """Refuse keys of the cluster that have no effect on a task, and impossible placements."""

@@ -142,6 +142,8 @@ class GaussianPolicyConfig(ModelConfig):
 class NormalizingPolicyConfig(GaussianPolicyConfig):
     """A Gaussian policy that scales the states it is trained on by what it has seen of them."""
 
+    only_with: ClassVar = {"observation_clip": "normalize_observations: true"}
+
     normalize_observations: bool = True
     """Normalise states by their running mean and variance."""
     observation_clip: float = Field(default=10.0, gt=0)

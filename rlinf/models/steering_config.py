@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, Field, PrivateAttr, model_validator
 
 from rlinf.config.component import Component, illegal
-from rlinf.config.effects import unused
+from rlinf.config.effects import refuse_unused
 from rlinf.config.registry import Registry
 from rlinf.models.config import (
     MODELS,
@@ -121,6 +121,5 @@ class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
                 hint="nearest: ode",
             )
         own = f"type: {self.base.type}"
-        for problem in unused(self.base, self.base.of_values, without=own, at="base."):
-            raise problem
+        refuse_unused(self.base, self.base.of_values, without=own, at="base.")
         return self

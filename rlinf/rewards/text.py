@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import string
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -98,6 +98,7 @@ def _check_pattern(pattern: str, most_groups: int | None = None) -> None:
 class ExactMatchConfig(AnswerConfig):
     """Is the answer the same text as one of the references?"""
 
+    only_with: ClassVar = {"pattern": "extract: pattern", "max_tags": "extract: answer_tag"}
     type: Literal["exact_match"] = "exact_match"
     """Which reward this section configures."""
     extract: Literal["answer_tag", "pattern", "last_line", "everything"] = "answer_tag"
@@ -122,10 +123,6 @@ class ExactMatchConfig(AnswerConfig):
     def _check_extraction(self) -> Self:
         if self.extract == "pattern" and self.pattern is None:
             raise illegal("pattern", "extract: pattern needs one", hint="for example 'is (\\d+)'")
-        if self.extract != "pattern" and self.pattern is not None:
-            raise illegal(
-                "pattern", f"has no effect with extract: {self.extract}", hint="extract: pattern"
-            )
         if self.pattern is not None:
             _check_pattern(self.pattern, most_groups=1)
         if self.found_value is not None and self.found_value > self.max_value:
@@ -170,6 +167,7 @@ class ExactMatchConfig(AnswerConfig):
 class FormatConfig(AnswerConfig):
     """Has the completion the wanted form?"""
 
+    only_with: ClassVar = {"think_in_prompt": "form: think_answer | think"}
     type: Literal["format"] = "format"
     """Which reward this section configures."""
     form: Literal["think_answer", "think", "answer", "boxed", "pattern"] = "think_answer"
@@ -186,8 +184,6 @@ class FormatConfig(AnswerConfig):
             raise illegal("pattern", "goes together with form: pattern", hint="write both or none")
         if self.pattern is not None:
             _check_pattern(self.pattern)
-        if self.think_in_prompt and not self.form.startswith("think"):
-            raise illegal("think_in_prompt", f"has no effect with form: {self.form}", hint="false")
         return self
 
     def score(self, sample: RewardInput) -> float:

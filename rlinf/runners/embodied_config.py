@@ -81,12 +81,13 @@ class EmbodiedConfig(ActingConfig):
                 hint="nearest: ppo, or task: off_policy",
             )
         yield from self.algorithm.model_problems(self.model)
-        if not self.algorithm.compares_log_probs and self.actor.target_kl is not None:
-            yield illegal(
-                "actor.target_kl",
-                f"{name} computes no log-probs, of which a KL divergence could be",
-                hint="nearest: null",
-            )
+        for key in ("target_kl", "first_update_kl_bound", "first_update_ratio_bound"):
+            if not self.algorithm.compares_log_probs and getattr(self.actor, key) is not None:
+                yield illegal(
+                    f"actor.{key}",
+                    f"{name} computes no log-probs, of which a KL divergence or a ratio could be",
+                    hint="nearest: null",
+                )
         if self.samples % batch:
             yield illegal(
                 "actor.global_batch_size",

@@ -14,6 +14,7 @@ from pydantic import Field
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
+from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.data.prompts.config import PromptDataConfig
 from rlinf.engines.config import SamplingConfig
@@ -140,6 +141,7 @@ class ReasoningConfig(AnsweringConfig):
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
+        yield from super().problems()
         yield from self._batch_problems()
         yield from self._staleness_problems()
         yield from self._algorithm_problems()
@@ -233,6 +235,9 @@ class ReasoningConfig(AnsweringConfig):
         generated = self.data.task is not None
         if self.data.validates:
             yield from self.validation.correctness_problems(self.reward, "validation.")
+        else:
+            keys, files = ("val_check_interval",), "data.files.validation"
+            yield from unused(self.validation, keys, without=files, at="validation.")
         if self.warm_start is not None and not generated:
             yield illegal(
                 "warm_start",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -139,6 +139,8 @@ class NodeGroupConfig(StrictModel):
 
 class ClusterConfig(StrictModel):
     """Machines, and where components run on them."""
+
+    only_with: ClassVar = {"address": "runtime: ray"}
 
     num_nodes: int = 1
     """Number of machines, 1 or more."""

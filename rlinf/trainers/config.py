@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.effects import refuse_unused
 from rlinf.config.nearest import join_choices, nearest_divisors
 from rlinf.config.registry import Registry, load_attribute
 from rlinf.errors import ConfigError
@@ -42,6 +43,7 @@ class OptimizerConfig(StrictModel):
 class LearningRateScheduleConfig(StrictModel):
     """How the learning rates change over the run; stepped once per training phase."""
 
+    only_with: ClassVar = {"final_fraction": "type: linear | cosine"}
     type: Literal["constant", "linear", "cosine"] = "constant"
     """Shape of the decay after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -143,6 +145,8 @@ class ActionTrainerConfig(TrainerConfig):
 class RowTrainerConfig(ActionTrainerConfig):
     """How modules are trained on rows of one size: chunk steps, or transitions."""
 
+    only_with: ClassVar = {"reshard": "type: fsdp"}
+
     type: Literal["plain", "fsdp"] = "plain"
     """How ranks hold the modules: whole on each, with gradients summed in an order that does not
     depend on their number; or divided over them by FSDP2, which needs processes of their own."""
@@ -150,9 +154,9 @@ class RowTrainerConfig(ActionTrainerConfig):
     """Rows of one optimizer step, over all data-parallel ranks."""
 
     @model_validator(mode="after")
-    def _check_reshard(self) -> Self:
-        if self.type == "plain" and self.reshard != "auto":
-            raise illegal("reshard", "every rank holds the whole policy", hint="nearest: auto")
+    def _check_reduce(self) -> Self:
+        if self.type == "plain":
+            refuse_unused(self.precision, ["reduce"], without="type: fsdp", at="precision.")
         return self
 
 

@@ -89,7 +89,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "nearest: 1"]),
     (["actor.optim.lr=0"], ["actor.optim.lr = 0", "must be > 0"]),
     (["evaluation.stop_at_success=2"], ["evaluation.stop_at_success", "nearest: 1"]),
-    (["evaluation.interval=0"], ["evaluation.stop_at_success", "write evaluation.interval"]),
+    (["evaluation.interval=0"], ["evaluation.stop_at_success", "without interval"]),
     (["checkpoint.keep_last=0"], ["checkpoint.keep_last", "nearest: 1"]),
     (["cluster.num_nodes=0"], ["cluster.num_nodes = 0", "1"]),
     # impossible batches

@@ -70,7 +70,8 @@ def test_a_sequence_does_not_depend_on_the_batch(config: dict[str, Any], build: 
     asked = requests(30, temperature=0.9)
     crowded = build(max_running_requests=30, **config).generate(asked)
     for places in (1, 7):
-        other = build(max_running_requests=places, max_prefill_tokens=40, **config).generate(asked)
+        own = config or {"max_prefill_tokens": 40}
+        other = build(max_running_requests=places, **own).generate(asked)
         assert _same(crowded, other, bits=bool(config))
     backwards = build(max_running_requests=11, **config).generate(asked[::-1])
     assert _same(crowded, backwards[::-1], bits=bool(config))

@@ -52,7 +52,7 @@ def test_illegal_values_are_refused(change, message):
         ({"task": "reach-v2"}, 150, "did you mean `reach-v3`"),
         ({"task": "reach-v3"}, 501, "nearest: 500"),
         ({"task": "reach-v3", "camera": "corner9"}, 150, "corner2"),
-        ({"task": "reach-v3", "image_size": 8}, 150, "nearest: 32"),
+        ({"task": "reach-v3", "images": True, "image_size": 8}, 150, "nearest: 32"),
         ({"task": "reach-v3", "states": False}, 150, "`states` or `images`"),
     ],
 )

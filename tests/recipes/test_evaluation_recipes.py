@@ -132,7 +132,7 @@ REFUSED = [
     (["evaluation/aime24", "benchmark.format=aime26"], ["did you mean `aime2"]),
     (["evaluation/aime24"], ["benchmark.path", "there is no file data/aime24.jsonl"]),
     (
-        ["evaluation/aime24", "rollout.sampling={greedy: true, temperature: 1.0}"],
+        ["evaluation/aime24", "rollout.sampling={greedy: true, temperature: 1.0, top_p: 1.0}"],
         ["rollout.samples = 32", "all the same"],
     ),
     (["evaluation/aime24", "model.lora={rank: 4}"], ["model.lora", "has no effect"]),

@@ -134,6 +134,7 @@ def test_the_recipe_that_trains_here_takes_a_model_and_prompts(
     own = (
         f"model.path={models('qwen2')}", "model.architecture=null", "warm_start=null",
         "data.task=null", f"data.files={{train: [{prompts}]}}", "data.max_prompt_length=512",
+        "validation.val_check_interval=0",
     )  # fmt: skip
     code, shown, error = rlinf(capsys, "train", "reasoning/arithmetic_grpo", "--dry-run", *own)
     assert code == 0, error

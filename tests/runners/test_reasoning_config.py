@@ -123,6 +123,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
     overrides = [
         "data={task: null, files: {train: [/nowhere/prompts.jsonl]}}",
         "warm_start=null",
+        "validation.val_check_interval=0",
         f"model.path={model}",
         "model.architecture=null",
     ]

@@ -307,5 +307,5 @@ def test_schedules_order_what_is_carried() -> None:
 
 
 def test_a_bound_without_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match="no effect without a bound"):
+    with pytest.raises(ValueError, match="no effect without max_token_staleness"):
         PartialRolloutConfig(too_old="drop")

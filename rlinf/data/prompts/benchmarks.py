@@ -11,7 +11,7 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -75,6 +75,8 @@ BENCHMARKS: Mapping[BenchmarkName, BenchmarkFormat] = {
 
 class BenchmarkConfig(EncodingConfig):
     """A published benchmark in a local file, as its publishers distribute it."""
+
+    only_with: ClassVar = {"seed": "format: gpqa_diamond"}
 
     format: BenchmarkName
     """Which benchmark the file holds; it says which keys are read and how questions are put."""

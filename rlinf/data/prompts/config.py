@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -54,6 +54,12 @@ def check_file(path: Path, key: str) -> None:
 class RecordFilesConfig(StrictModel):
     """Records in files of JSON, JSON lines, Parquet or CSV."""
 
+    only_with: ClassVar = {
+        "max_broken": "broken_records: skip",
+        "validation_limit": "validation",
+        "max_image_tokens": "image_key",
+    }
+
     train: tuple[Path, ...] = Field(min_length=1)
     """Files with what is trained on, read in this order."""
     validation: tuple[Path, ...] = ()
@@ -78,14 +84,6 @@ class RecordFilesConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        if self.broken_records == "refuse" and self.max_broken is not None:
-            raise illegal(
-                "max_broken", "has no effect with broken_records: refuse", hint="write null"
-            )
-        if self.validation_limit is not None and not self.validation:
-            raise illegal("validation_limit", "there are no validation files", hint="write null")
-        if self.max_image_tokens is not None and self.image_key is None:
-            raise illegal("max_image_tokens", "there are no pictures", hint="write image_key")
         both = set(self.train) & set(self.validation)
         if both:
             raise illegal(
@@ -177,6 +175,8 @@ class TextSourceConfig(StrictModel):
 
 class PromptDataConfig(TextSourceConfig, EncodingConfig):
     """Where prompts come from, files or a generated task, and in which order they are drawn."""
+
+    only_with: ClassVar = {"seed": "shuffle: true"}
 
     files: FilesConfig | None = None
     """Prompts in files."""

@@ -71,6 +71,8 @@ TASKS = (
 class DmControlOptions:
     """Options of the ``dm_control`` env type."""
 
+    only_with: ClassVar = {"image_size": "images: true"}
+
     task: str
     """Task: ``walker-walk``, ``lift_brick_features``."""
 

@@ -40,6 +40,11 @@ _MAX_STEPS = 500
 class MetaWorldOptions:
     """Options of the ``metaworld`` env type."""
 
+    only_with: ClassVar = {
+        "image_size": "images: true",
+        "partially_observable": "states: true",
+    }
+
     task: str
     """Task of MT50, for example ``reach-v3``."""
 

@@ -65,7 +65,11 @@ class DiffusionConfig(VisuomotorConfig):
     published_as = ("diffusion",)
     reads_earlier = True
     of_exploration = ("min_std", "random_steps")
-    only_with: ClassVar = {"min_std": "method: ddpm", "random_steps": "method: ddpm"}
+    only_with: ClassVar = {
+        "min_std": "method: ddpm",
+        "random_steps": "method: ddpm",
+        "repeat_observation": "path",
+    }
     type: Literal["diffusion"] = "diffusion"
     """Which policy this section configures."""
     denoising_steps: int = Field(default=10, ge=1)

@@ -48,6 +48,7 @@ class PublishedConfig(ModelConfig):
 
     half_precision = True
     of_values = ("value_head", "detach_values")
+    only_with: ClassVar = {"statistics_key": "statistics | path"}
 
     path: Path | None = None
     """Directory of the model in its published format; null: `preset` says what is made."""

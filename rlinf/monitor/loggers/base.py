@@ -7,12 +7,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import field_validator
+from pydantic import field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.effects import refuse_unused
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
 from rlinf.errors import MissingPackageError
@@ -113,6 +114,12 @@ class LoggerConfig(StrictModel):
 
     mode: Literal["online", "offline"] = "online"
     """Whether hosted loggers send while training or write to the run directory alone."""
+
+    @model_validator(mode="after")
+    def _are_hosted(self) -> Self:
+        if set(self.backends) <= {"tensorboard", "jsonl"}:
+            refuse_unused(self, ("project", "name", "mode"), without="backends: [wandb]")
+        return self
 
     @field_validator("backends")
     @classmethod

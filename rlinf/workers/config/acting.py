@@ -49,6 +49,7 @@ class ActingRunnerConfig(RunnerConfig):
 class EvaluationConfig(StrictModel):
     """Evaluation on fixed episodes that training never sees."""
 
+    only_with: ClassVar = {"start": "interval", "stop_at_success": "interval"}
     interval: int = Field(default=0, ge=0)
     """Training steps between two evaluations; 0: at the end of the run only."""
     start: int = Field(default=0, ge=0)
@@ -182,13 +183,6 @@ class EvaluatedConfig(PlacedConfig):
                 f"{_in_shares(shares)}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
-        for name in ("start", "stop_at_success"):
-            if getattr(self.evaluation, name) and not self.evaluation.interval:
-                yield illegal(
-                    f"evaluation.{name}",
-                    "has no effect: the policy plays in the end alone",
-                    hint="write evaluation.interval",
-                )
         for name in ("episodes", "periodic_episodes"):
             played = getattr(self.evaluation, name)
             if not all(shares.count(section, played) for section in range(len(shares.sizes))):
@@ -212,7 +206,10 @@ class EvaluatedConfig(PlacedConfig):
         if not self.needs_values:
             yield from unused(self.model, self.model.of_values, without=without, at="model.")
             yield from unused(self.actor.optim, ("value_lr",), without=without, at="actor.optim.")
+        idle = ["group_size", "use_fixed_reset_states", "reward_scale"]
         if not self.explores:
+            for key, section in self.env.sections.items():
+                yield from unused(section, idle, without=without, at=f"{key}.")
             yield from unused(self.model, self.model.of_exploration, without=without, at="model.")
         if self.checkpoint.layout == "sharded" and not self.divides_policy:
             yield illegal(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
-from rlinf.config.component import Component, illegal
+from rlinf.config.component import Component
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
@@ -33,6 +33,8 @@ class PartialRolloutConfig(StrictModel):
     """More groups are generated than a step has slots; what is unfinished when these are filled is
     interrupted, and goes on in the next step under the weights of that one."""
 
+    only_with: ClassVar = {"too_old": "max_token_staleness"}
+
     oversample: float = Field(default=1.25, gt=1)
     """Groups that are generated at the same time, over the slots of a step."""
     schedule: Literal["fifo", "longest_first", "history"] = "fifo"
@@ -45,16 +47,6 @@ class PartialRolloutConfig(StrictModel):
     too_old: Literal["mask", "drop"] = "mask"
     """What becomes of tokens beyond that: they do not count in the loss, or their group is
     generated anew."""
-
-    @model_validator(mode="after")
-    def _check_bound(self) -> Self:
-        if self.max_token_staleness is None and "too_old" in self.model_fields_set:
-            raise illegal(
-                "too_old",
-                "has no effect without a bound",
-                hint="write max_token_staleness, or leave it out",
-            )
-        return self
 
 
 class ReasoningRolloutConfig(StrictModel):

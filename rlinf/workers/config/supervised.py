@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from functools import partial
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -33,6 +33,7 @@ from rlinf.flow.planning_traits import (
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
+from rlinf.weight_sync.config import AutoConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
 from rlinf.workers.config.language import LanguageRunConfig, picture_problems
 
@@ -46,6 +47,8 @@ class SupervisedRunnerConfig(RunnerConfig):
 
 class ValidationLossConfig(StrictModel):
     """The loss on what is not trained on, and when it ends the run."""
+
+    only_with: ClassVar = {"min_improvement": "patience"}
 
     interval: int = Field(default=50, ge=1)
     """Training steps between two validations."""
@@ -246,6 +249,9 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
                 f"lists {len(self.env.sections)} simulators, and recorded episodes are of one",
                 hint="nearest: the section that they were recorded in",
             )
+        if self.weight_sync != AutoConfig():
+            why = "has no effect: who plays is given the weights of checkpoints"
+            yield illegal("weight_sync.type", why, hint="leave the section out")
         yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 
 

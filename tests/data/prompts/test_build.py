@@ -266,7 +266,7 @@ def test_a_task_gives_disjoint_sets(tokenizer):
         ({"files": {"train": []}}, "files.train"),
         ({"files": {"train": ["a"]}, "task": {"type": "sorting"}}, "takes the place of `files`"),
         ({"files": {"train": ["a"], "validation": ["a"]}}, "is trained on"),
-        ({"files": {"train": ["a"], "validation_limit": 3}}, "there are no validation files"),
+        ({"files": {"train": ["a"], "validation_limit": 3}}, "without validation"),
         ({"files": {"train": ["a"], "broken_records": "refuse", "max_broken": 3}}, "no effect"),
         ({"task": {"type": "sortin"}}, "did you mean `sorting`"),
         ({"task": {"type": "sorting", "max_prompt_length": 3}}, "max_prompt_length"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +33,7 @@ class GR00TConfig(FlowConfig):
 
     implementation = "rlinf.models.vla.gr00t.policy:GR00TPolicy"
     published_as = ("gr00t_n1_5",)
+    only_with: ClassVar = dict.fromkeys(("state_parts", "action_parts"), "statistics | path")
     type: Literal["gr00t"] = "gr00t"
     """Which policy this section configures."""
     embodiment: str = "new_embodiment"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -27,6 +27,7 @@ class OpenVLAOFTConfig(OpenVLAConfig):
 
     implementation = "rlinf.models.vla.openvla.policy:OpenVLAOFTPolicy"
     published_as = ("openvla_oft",)
+    only_with: ClassVar = {"new_parts": "path"}
     type: Literal["openvla_oft"] = "openvla_oft"  # type: ignore[assignment]
     """Which policy this section configures."""
     head: Literal["tokens", "regression"] = "tokens"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -18,6 +18,7 @@ class PI0Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi0", "dexbotic_pi0")
+    only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
     value_head: tuple[Width, ...] = (512, 256, 128)
@@ -29,6 +30,7 @@ class PI05Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
+    only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
     value_head: tuple[Width, ...] = (1024, 512, 256)

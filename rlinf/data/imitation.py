@@ -181,13 +181,18 @@ class SetOptions(StrictModel):
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
                 _warn_of_other_options(path, found.source, env)
+                texts = EnvSpec.from_json(found.source["spec"]).task_descriptions
                 columns, actions, rate = self._recorded(path, found, spec)
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
+                texts = tuple(each.text for each in found.episodes)
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
                 actions = found.vectors(self.actions)
+        if other := sorted(self.tasks.keys() - set(texts)):
+            why = f"no episode of {path} is of `{other[0]}`; {did_you_mean(other[0], texts)}"
+            raise ConfigError(why, key="tasks")
         _refuse_not_finite(path, {**columns, "actions": actions})
         self._refuse_other_rate(path, rate, spec)
         self._refuse_other_actions(path, actions, spec)
@@ -371,6 +376,9 @@ class DemonstrationsConfig(SetOptions):
             spec: How the environment shows things.
             env: How it was made; a line of the log says where a set was recorded otherwise.
         """
+        pictures = [key for key, kind in spec.observation_dtypes.items() if kind == "uint8"]
+        if self.augmentation != AugmentationConfig() and not {*pictures} - {INSTRUCTION_KEY}:
+            raise ConfigError("the environment shows no pictures; leave it out", key="augmentation")
         if self.path is not None:
             found = [self.read(self.path, spec, env)]
         else:

@@ -104,6 +104,14 @@ def test_features_of_other_names_and_tasks_in_other_words(sets: Path) -> None:
         ({}, {"observations": {"main_image": "a"}}, "did you mean `main_images`"),
         ({}, {"actions": "actions"}, "did you mean `action`"),
         ({}, {"held_out": 2}, "2 of 2 episodes cannot be held out"),
+        (
+            {}, {"tasks": {"open the windows": "sit"}},
+            "no episode of .* is of `open the windows`; did you mean `open the window`",
+        ),
+        (
+            {"observation_dtypes": {}}, {"augmentation": {"crop": [0.5, 1.0]}},
+            "augmentation: the environment shows no pictures",
+        ),
     ],
 )  # fmt: skip
 def test_a_set_of_something_else_is_refused(

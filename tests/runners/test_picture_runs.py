@@ -154,6 +154,7 @@ def test_the_files_of_a_model_are_looked_at_before_anything_starts(tmp_path: Pat
         f"model.path={tmp_path}",
         "model.architecture=null",
         "warm_start=null",
+        "validation.val_check_interval=0",
     )
     config: ReasoningConfig = small_config(tmp_path / "recipe", *overrides)
     cases: dict[str, Any] = {

@@ -15,7 +15,13 @@ from rlinf.errors import ConfigError
 
 from .reasoning_support import small_config, train, untimed, weights, write_recipe
 
-OWN = ("model.architecture=null", "warm_start=null", "data.task=null", "runner.total_steps=1")
+OWN = (
+    "model.architecture=null",
+    "warm_start=null",
+    "data.task=null",
+    "validation.val_check_interval=0",
+    "runner.total_steps=1",
+)
 
 
 @pytest.fixture(scope="module")

@@ -143,7 +143,7 @@ def test_a_run_plays_and_ends_where_it_succeeds_often_enough(tmp_path: Path) -> 
     run = run_recipe(write_cloning(tmp_path), tmp_path / "other", *never)
     # The best are those of the first of equals, as when losses are compared.
     assert (run.state.step, run.state.best_score) == (6, 0.0)
-    with pytest.raises(ConfigError, match=r"evaluation.stop_at_success.*evaluation.interval"):
+    with pytest.raises(ConfigError, match=r"evaluation.stop_at_success.*without interval"):
         run_recipe(write_cloning(tmp_path), tmp_path / "none", played[3])
 
 

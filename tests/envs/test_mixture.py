@@ -277,7 +277,7 @@ def test_what_does_not_go_together_is_refused(ids: tuple[str, str], words: list[
     ],
 )
 def test_pictures_must_be_alike(options: dict[str, Any], words: list[str]) -> None:
-    first = {"images": "image_size" in options, "image_size": 84}
+    first = {"images": True, "image_size": 84} if "image_size" in options else {}
     sections = {
         f"env.train.{place}": EnvConfig(
             type="metaworld", options={"task": "reach-v3", **each}, max_episode_steps=5,

@@ -44,8 +44,9 @@ def model() -> Any:
         return transformers.AutoModelForCausalLM.from_config(config)
 
 
-def engine(model: Any, **keys: Any) -> Engine:
-    keys = {"deterministic": True, "block_size": 4, "max_running_requests": 16} | keys
+def engine(model: Any, *, deterministic: bool = True, **keys: Any) -> Engine:
+    blocks = {"block_size": 4} if deterministic else {}
+    keys = {"deterministic": deterministic, "max_running_requests": 16, **blocks, **keys}
     return HFEngineConfig(**keys).build(ModelSource(module=model))
 
 

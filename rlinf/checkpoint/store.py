@@ -313,12 +313,16 @@ class CheckpointStore:
             try:
                 found = load_checkpoint(self.path(step))
             except CheckpointError as error:
-                logger.warning("%s Trying the one before it.", error)
+                on = "Trying the one before it." if step != steps[-1] else "There is no other one."
+                logger.warning("%s %s", error, on)
                 refused.append(Refusal(self.path(step), str(error)))
             else:
                 return replace(found, refused=tuple(refused))
         reasons = "".join(f"\n  {refusal.reason}" for refusal in refused)
-        raise CheckpointError(f"{self.directory} holds no {wanted} that can be used.{reasons}")
+        advice = "\n  Put back a copy of one, or begin anew with: rlinf train" if refused else ""
+        raise CheckpointError(
+            f"{self.directory} holds no {wanted} that can be used.{reasons}{advice}"
+        )
 
 
 def _ranked(manifests: Mapping[int, Manifest]) -> list[int]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def evaluate(
+    context: typer.Context,
     source: Annotated[
         str,
         typer.Argument(
@@ -55,11 +56,18 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Evaluate on held-out episodes or prompts, or on a benchmark; rates with 95 % intervals."""
+    # The variable may be set for other commands; the option is meant for this one.
+    source_of_token = context.get_parameter_source("token")
+    written = source_of_token is not None and source_of_token.name == "COMMANDLINE"
     if is_recipe(source):
         options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare,
-                   "--server": server}  # fmt: skip
+                   "--server": server, "--token": written}  # fmt: skip
         _evaluate_recipe(source, overrides or [], options, dry_run=dry_run)
         return
+    if written and server is None:
+        raise ConfigError(
+            "--token has no effect without --server; give the server, or leave it out"
+        )
     from rlinf.config.load import recipe_names
 
     benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]

@@ -94,7 +94,8 @@ def _full_key(key: str, names: list[str]) -> str:
     if close:
         raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in close[:3])}?")
     top = [name for name in names if "." not in name]
-    raise ConfigError(f"no key `{key}`; {did_you_mean(key, top, list_up_to=len(top))}")
+    hint = did_you_mean(key, top, list_up_to=len(top))
+    raise ConfigError(f"no key `{key}`; {hint}; names of types: rlinf list algorithms, models, …")
 
 
 def _explanation(

@@ -8,10 +8,17 @@ from contextlib import suppress
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from rlinf.config.nearest import did_you_mean, join_choices
-from rlinf.config.schema import child_keys, section_class, subkeys_named, value_at
+from rlinf.config.schema import (
+    child_keys,
+    default_of,
+    section_class,
+    subkeys_named,
+    value_at,
+)
 
 _BOUNDS = {
     "greater_than": (">", "gt"),
@@ -58,15 +65,36 @@ def reason(
     if kind == "extra_forbidden":
         return _unknown_key(model_class, key, data)
     if kind == "missing":
-        return "is required, but nothing sets it"
+        field = _field(model_class, key, data)
+        return required(field.description if field is not None else None)
     if kind in ("literal_error", "enum"):
         return _not_a_choice(value, str(context["expected"]))
     if kind in _BOUNDS:
         return _out_of_bounds(kind, value, context)
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}{_type_hint(kind, value)}"
+        hint = _type_hint(kind, value)
+        if value is None:
+            hint = f"; it is empty{_default(_field(model_class, key, data))}"
+        return f"must be {_TYPES[kind]}{hint}"
     message = str(context.get("error", details["msg"]))
     return message if kind in ("illegal", "value_error") else message[:1].lower() + message[1:]
+
+
+def required(description: str | None) -> str:
+    """What is said of a key that has to be set; the first sentence of what is told about it."""
+    told = " ".join((description or "").partition("\n\n")[0].split()).rstrip(".")
+    return "is required, but nothing sets it" + (f": {told}" if told else "")
+
+
+def _field(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> FieldInfo | None:
+    parent, _, name = key.rpartition(".")
+    owner = section_class(model_class, parent, data)
+    return None if owner is None else owner.model_fields.get(name)
+
+
+def _default(field: FieldInfo | None) -> str:
+    value = ... if field is None else default_of(field)
+    return "" if value is ... or isinstance(value, Mapping) else f"; the default is {show(value)}"
 
 
 def show(value: Any) -> str:
@@ -123,8 +151,6 @@ def _type_hint(kind: str, value: Any) -> str:
     match kind, value:
         case _, str():
             hint = _text_hint(kind, value)
-        case _, None:
-            hint = "; it is empty"
         case _, Mapping():
             hint = f", not a section with the keys {', '.join(map(str, value))}"
         case "int_type" | "int_from_float", float() if math.isfinite(value):

@@ -20,8 +20,8 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.effects import idle_keys
 from rlinf.config.nearest import did_you_mean
-from rlinf.config.options import ComponentOptions
-from rlinf.config.reasons import reason
+from rlinf.config.options import ComponentOptions, field_descriptions
+from rlinf.config.reasons import reason, required
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, variables
 from rlinf.errors import ConfigError
@@ -316,7 +316,10 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
     except pydantic.ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("options", *first["loc"]))
-        why = reason(pydantic.BaseModel, where, first["input"], first, values)
+        if first["type"] == "missing":
+            why = required(field_descriptions(options_class).get(str(first["loc"][-1])))
+        else:
+            why = reason(pydantic.BaseModel, where, first["input"], first, values)
         raise illegal(where, why) from error
     except (TypeError, ValueError) as error:
         raise illegal("options", str(error)) from error

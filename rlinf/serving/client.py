@@ -42,8 +42,9 @@ class ActionClient:
         except (OSError, WebSocketException) as error:
             self.close()
             if isinstance(error, InvalidStatus) and error.response.status_code == _UNAUTHORISED:
-                wants = f"the action server at {url} refuses this token: give what it printed"
-                raise ServerError(f"{wants} at its start (HTTP {_UNAUTHORISED})") from error
+                does = "refuses this token" if token else "asks for a token"
+                wants = f"the action server at {url} {does}: give what it printed at its start"
+                raise ServerError(f"{wants} (HTTP {_UNAUTHORISED})") from error
             raise ServerError(f"no action server at {url}: {error}") from error
 
     def infer(self, observation: Mapping[str, Any]) -> dict[str, Any]:

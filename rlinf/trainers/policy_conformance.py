@@ -349,12 +349,14 @@ def _train(
 
 
 def _far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
+    """The largest difference; of numbers above 1, such as a norm of gradients, as a share."""
     require(one.keys() == other.keys(), "other tensors are trained")
     worst = 0.0
     for name, tensor in one.items():
         close = torch.allclose(tensor, other[name], rtol=1e-3, atol=2e-4)
         require(close, f"{name} is another after two updates")
-        worst = max(worst, float((tensor - other[name]).abs().max()) if tensor.numel() else 0.0)
+        share = (tensor - other[name]).abs() / tensor.abs().clamp(min=1.0)
+        worst = max(worst, float(share.max()) if tensor.numel() else 0.0)
     return worst
 
 

@@ -147,6 +147,7 @@ def test_no_good_checkpoint_is_an_error_that_lists_them(tmp_path):
     with pytest.raises(CheckpointError) as caught:
         store.load()
     assert all(f"step_000000{step}" in str(caught.value) for step in (10, 20, 30))
+    assert "Put back a copy" in str(caught.value)
     with pytest.raises(CheckpointError, match="no checkpoint of step 24; the nearest one is of"):
         store.load(24)
     with pytest.raises(CheckpointError, match="no such directory"):

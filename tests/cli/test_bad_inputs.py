@@ -228,7 +228,10 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
         (["data", "show", "gone"], ["no demonstrations in gone, which does not exist; ", "record"]),
         (["trian"], ["No such command 'trian'"]),
         (["check", "env", "metawrld"], ["did you mean `metaworld`?"]),
-        (["check", "env", "metaworld"], ["options.task", "is required, but nothing sets it"]),
+        (["check", "env", "metaworld"], ["options.task", "nothing sets it: Task of MT50, for exa"]),
+        (["train", "quickstart", "evaluation.interval=null"], ["empty; the default is 0"]),
+        (["explain", "ppo"], ["no key `ppo`", "rlinf list algorithms"]),
+        (["eval", "gone", "--token", "x"], ["--token has no effect without --server"]),
         (["check", "env", "metaworld", "options.task="], ["options.task = null", "must be text"]),
         (
             ["check", "env", "genesis", "options.states=true"],

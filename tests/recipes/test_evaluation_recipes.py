@@ -126,6 +126,7 @@ def test_rates_of_a_model(
 
 REFUSED = [
     (["evaluation/aime24", "--episodes", "3"], ["--episodes", "has no effect on a recipe"]),
+    (["evaluation/aime24", "--token", "x"], ["--token has no effect on a recipe"]),
     (["evaluation/aime42"], ["no run 'evaluation/aime42'", "mean the recipe `evaluation/aime2"]),
     (["evaluation/aime42", "--dry-run"], ["mean the recipe `evaluation/aime2"]),
     (["quickstart"], ["recipe to train", "rlinf train quickstart"]),

@@ -144,7 +144,8 @@ def test_without_the_token_nothing_but_health_is_told(running: Running) -> None:
     assert http(running, "/healthz", Authorization="") == b"OK\n"
     wrong = [None, "", "another", TOKEN + "x", TOKEN[:-1]]
     for token in wrong:
-        with pytest.raises(ServerError, match=r"refuses this token.*401"):
+        told = "refuses this token" if token else "asks for a token"
+        with pytest.raises(ServerError, match=rf"{told}.*401"):
             ActionClient(f"ws://{running.address}", token)
     for path in ("/metrics", "/infer", "/reload"):
         with pytest.raises(urllib.error.HTTPError) as caught:

@@ -392,6 +392,7 @@ class ActingConfig(EvaluatedConfig):
             ),
             memory_knobs=(
                 Knob("actor.micro_batch_size", self.micro_batch_size),
+                Knob("evaluation.num_envs", self.evaluation.num_envs),
                 Knob("env.num_envs", envs),
             ),
         )

@@ -8,8 +8,12 @@ import os
 import secrets
 from pathlib import Path
 
-DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-"""Error numbers that mean: nothing is broken, there is no room."""
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def is_disk_full(error: BaseException | None) -> bool:
+    """Whether an error means that nothing is broken and there is no room."""
+    return isinstance(error, OSError) and error.errno in _DISK_FULL
 
 
 def write_durable(path: Path, data: bytes) -> None:

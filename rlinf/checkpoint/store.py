@@ -30,7 +30,7 @@ from typing import Any
 
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.contents import Checkpoint, Parts, Refusal, load_checkpoint, write_files
-from rlinf.checkpoint.files import DISK_FULL, point_link, sync_directory
+from rlinf.checkpoint.files import is_disk_full, point_link, sync_directory
 from rlinf.checkpoint.manifest import Manifest, read_manifest
 from rlinf.checkpoint.tree import EncodedTree, encode
 from rlinf.errors import CheckpointError
@@ -222,7 +222,7 @@ class CheckpointStore:
             f"The checkpoint of step {step} was not written to {self.directory}: {reason}. "
             "The checkpoints before it are unharmed."
         )
-        if error.errno not in DISK_FULL or self._config.on_full_disk == "stop":
+        if not is_disk_full(error) or self._config.on_full_disk == "stop":
             raise CheckpointError(message) from error
         self.failures.append(SaveFailure(step, reason))
         logger.warning("%s Training goes on; free some space.", message)

@@ -6,9 +6,10 @@ the end of the trace. An exception that a worker raised is reported as if it wer
 
 from __future__ import annotations
 
+import shlex
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -68,8 +69,13 @@ def report(error: Exception) -> int:
     origin, place = _origin(error)
     trace = "".join(traceback.format_exception(error)).rstrip()
     if reporting.log is not None:
-        with reporting.log.open("a", encoding="utf-8") as log:
+        # On a full disk there is no room for the trace either.
+        with suppress(OSError), reporting.log.open("a", encoding="utf-8") as log:
             log.write(f"\n{trace}\n")
+    full = _full_disk(origin)
+    if full is not None and not reporting.debug:
+        complain(full, label="failure")
+        return FAILED
     if isinstance(origin, UserError):
         complain(str(origin))
         return USER_ERROR
@@ -84,6 +90,23 @@ def _origin(error: BaseException) -> tuple[BaseException, str]:
         place = f" in {error.worker_name}"
         error = error.__cause__
     return error, place
+
+
+def _full_disk(error: BaseException) -> str | None:
+    """What to do where an error says that the disk is full; None: it does not."""
+    from rlinf.checkpoint.files import is_disk_full
+
+    if not (isinstance(error, OSError) and is_disk_full(error)):
+        return None
+    what = f": {error.filename}" if error.filename else ""
+    log, told = reporting.log, f"{error.strerror}{what}"
+    if log is None:
+        return f"{told}; free some space, and give the command again"
+    run = shlex.quote(str(log.parent))
+    return (
+        f"{told}\nWhat was committed before is unharmed. "
+        f"Free some space, and go on with: rlinf resume {run}"
+    )
 
 
 def _failure(origin: BaseException, place: str, trace: list[str]) -> str:

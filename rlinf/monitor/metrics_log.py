@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlinf.checkpoint.files import DISK_FULL
+from rlinf.checkpoint.files import is_disk_full
 from rlinf.errors import CheckpointError
 from rlinf.monitor.loggers.base import REGISTRY, LoggerConfig, LoggerContext, MetricLogger
 from rlinf.monitor.run_directory import METRICS_FILE
@@ -167,7 +167,7 @@ class JsonlLogger(MetricLogger):
                 self._waiting = b""
                 return
         except OSError as error:
-            if error.errno not in DISK_FULL:
+            if not is_disk_full(error):
                 raise
         self._file.truncate(begin)
         self._file.seek(begin)

@@ -21,19 +21,22 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 import time
+import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from rlinf.checkpoint.files import point_link, write_atomic
+from rlinf.checkpoint.files import is_disk_full, point_link, write_atomic
 from rlinf.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 LATEST = "latest"
 _LOCK_FILE = ".lock"
+_logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
 
@@ -255,14 +258,18 @@ os.register_at_fork(after_in_child=_let_go)
 
 @contextmanager
 def logging_to(path: Path) -> Iterator[None]:
-    """Append the project's log lines, and Python's warnings, to a file; show warnings."""
-    file = logging.FileHandler(path, encoding="utf-8")
+    """Append the project's log lines, and Python's warnings, to a file; show warnings.
+
+    What ends a thread of a library is a warning too, with its trace in the file.
+    """
+    file = _LogFile(path, encoding="utf-8")
     file.setFormatter(logging.Formatter(_FORMAT))
     file.setLevel(logging.INFO)
     handlers = (file, _ScreenHandler(logging.WARNING))
     loggers = [logging.getLogger("rlinf"), logging.getLogger("py.warnings")]
     levels = [logger.level for logger in loggers]
     logging.captureWarnings(True)
+    of_threads, threading.excepthook = threading.excepthook, _tell_of_thread
     for logger in loggers:
         logger.setLevel(logging.INFO)
         for handler in handlers:
@@ -271,12 +278,39 @@ def logging_to(path: Path) -> Iterator[None]:
         yield
     finally:
         logging.captureWarnings(False)
+        threading.excepthook = of_threads
         for logger, before in zip(loggers, levels, strict=True):
             logger.setLevel(before)
             for handler in handlers:
                 logger.removeHandler(handler)
         for handler in handlers:
             handler.close()
+
+
+def _tell_of_thread(ended: threading.ExceptHookArgs) -> None:
+    if ended.exc_type is SystemExit:
+        return
+    name = "a thread" if ended.thread is None else f"thread '{ended.thread.name}'"
+    trace = traceback.format_exception(ended.exc_type, ended.exc_value, ended.exc_traceback)
+    _logger.info("Trace of %s:\n%s", name, "".join(trace))
+    _logger.warning("%s ended: %s", name, trace[-1].strip())
+
+
+class _LogFile(logging.FileHandler):
+    """Lines that a full disk does not take are lost in silence: the screen shows what warns."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - name of logging
+        """Say what went wrong, but for a full disk."""
+        if not is_disk_full(sys.exc_info()[1]):
+            super().handleError(record)
+
+    def close(self) -> None:
+        """Close the file; on a full disk what was not written yet is lost."""
+        try:
+            super().close()
+        except OSError as error:
+            if not is_disk_full(error):
+                raise
 
 
 class _ScreenHandler(logging.Handler):

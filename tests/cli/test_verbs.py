@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import re
 import sys
@@ -89,6 +90,22 @@ def test_a_failure_shows_its_end_and_logs_the_whole(
     reporting.debug = True
     assert report(RunFailure("again")) == 1
     assert "RunFailure: again" in capsys.readouterr().err
+
+
+def test_a_full_disk_is_no_trace_and_says_how_to_go_on(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", Path("/dev/full"))  # there is no room for the trace
+    full = OSError(errno.ENOSPC, "No space left on device", "policy.safetensors")
+    assert report(full) == 1
+    shown = capsys.readouterr().err
+    assert "No space left on device: policy.safetensors" in shown
+    assert "go on with: rlinf resume /dev\n" in shown
+    assert "Traceback" not in shown
+    monkeypatch.setattr(reporting, "log", None)
+    assert report(full) == 1
+    assert "free some space, and give the command again" in capsys.readouterr().err
 
 
 def test_of_a_long_message_the_screen_shows_the_beginning_and_the_end(

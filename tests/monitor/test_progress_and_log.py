@@ -4,7 +4,9 @@ import io
 import logging
 import re
 import sys
+import threading
 import warnings
+from pathlib import Path
 
 from rich.console import Console
 
@@ -135,3 +137,24 @@ def test_log_is_continued_by_a_resumed_run(tmp_path):
         with logging_to(tmp_path / "run.log"):
             logging.getLogger("rlinf").info(text)
     assert len((tmp_path / "run.log").read_text().splitlines()) == 2
+
+
+def test_a_log_on_a_full_disk_costs_its_lines_alone(capsys):
+    with logging_to(Path("/dev/full")):
+        logging.getLogger("rlinf").info("lost")
+        logging.getLogger("rlinf").warning("shown")
+    assert capsys.readouterr().err == "warning: shown\n"
+
+
+def test_what_ends_a_thread_is_a_warning_and_its_trace_is_in_the_file(tmp_path, capsys):
+    def fail():
+        raise ValueError("of a library")
+
+    before, path = threading.excepthook, tmp_path / "run.log"
+    with logging_to(path):
+        thread = threading.Thread(target=fail, name="writer")
+        thread.start()
+        thread.join()
+    assert threading.excepthook is before
+    assert capsys.readouterr().err == "warning: thread 'writer' ended: ValueError: of a library\n"
+    assert "Traceback" in path.read_text()

@@ -3,16 +3,18 @@
     python benchmarks/simulators.py                          # every one that is installed
     python benchmarks/simulators.py metaworld panda_gym --seconds 2 --turns 9
     python benchmarks/simulators.py --pictures               # with a picture 128 x 128 at each step
+    python benchmarks/simulators.py --own-envs 8             # its own loop steps eight as well
     python benchmarks/simulators.py --vector                 # 64 envs beside AsyncVectorEnv
 
 Both sides live through the whole run and step the same task in turns, each on core 0, with random
 actions. The simulator's own loop runs under the interpreter of its environment
 (`rlinf env install NAME`) and steps one env, by the class that its users have, drawing as that
-draws by default; ours steps eight in one process (``--envs``), one action at a time. `mjlab` and
-`isaaclab` step a batch on both sides. Printed, as medians over the turns: env steps per second of
-both; ours / own of turns that follow each other, by the clock and by CPU time (of ours both
-processes: that of the envs and the one that commands it); seconds until the envs are ready;
-resident memory of an env.
+draws by default; ours steps eight in one process (``--envs``), one action at a time. Several envs
+share the caches of a core: ``--own-envs`` has the loop step so many, one after the other, which
+leaves what our processes and bookkeeping cost. `mjlab` and `isaaclab` step a batch on both sides.
+Printed, as medians over the turns: env steps per second of both; ours / own of turns that follow
+each other, by the clock and by CPU time (of ours both processes: that of the envs and the one that
+commands it); seconds until the envs are ready; resident memory of an env.
 
 ``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
 processes. One thread per process (``OMP_NUM_THREADS=1``).
@@ -67,6 +69,20 @@ def measure(reset, step, sample, rows=1):
 def drawn(env):
     def step(action): env.step(action); return env.render()
     measure(env.reset, step, env.action_space.sample)
+"""
+
+
+def _one_after_the_other(code: str, envs: int) -> str:
+    """A loop as it is, over several envs in turn."""
+    return f"""
+from itertools import cycle
+measure_all, loops = measure, []
+def measure(reset, step, sample, rows=1): loops.append((reset, step, sample))
+for _ in range({envs}): exec({code!r}, dict(globals()))
+HORIZON *= len(loops)
+steps = cycle([step for _, step, _ in loops])
+measure_all(lambda: [reset() for reset, *_ in loops], lambda action: next(steps)(action),
+    loops[0][2])
 """
 
 
@@ -290,10 +306,13 @@ class OurLoop:
 
 
 def beside_own(
-    name: str, loops: Loops, seconds: float, turns: int, envs: int
-) -> dict[str, Any]:  # fmt: skip
-    """Both sides of a simulator in turns; ``envs`` of ours, or the rows of a batch."""
+    name: str, loops: Loops, seconds: float, turns: int, each: tuple[int, int]
+) -> dict[str, Any]:
+    """Both sides of a simulator in turns; ``each`` has envs of ours and of its own loop."""
     options, code = loops[name]
+    envs, own_envs = each
+    if own_envs > 1 and name not in BATCHES:
+        code = _one_after_the_other(code, own_envs)
     config = EnvConfig(
         type=name, options=options, max_episode_steps=HORIZON, processes=1,
         ignore_terminations=True, start_deadline=900.0, step_deadline=200.0,
@@ -360,6 +379,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="Of every turn.")
     parser.add_argument("--turns", type=int, default=7, help="Turns of each side.")
     parser.add_argument("--envs", type=int, default=8, help="Of ours, in its one process.")
+    parser.add_argument("--own-envs", type=int, default=1, help="Of the simulator's own loop.")
     parser.add_argument("--pictures", action="store_true", help="Draw at every step.")
     parser.add_argument("--vector", action="store_true", help="64 envs beside AsyncVectorEnv.")
     parser.add_argument("--json", help="File for the figures.")
@@ -370,7 +390,8 @@ def main() -> None:
     for name in () if arguments.vector else arguments.names or loops:
         found = status(name)
         if found.state is State.READY:
-            rows.append(beside_own(name, loops, arguments.seconds, arguments.turns, arguments.envs))
+            each = (arguments.envs, arguments.own_envs)
+            rows.append(beside_own(name, loops, arguments.seconds, arguments.turns, each))
         else:
             print(f"{name:20s} {found.state}: {found.detail}")
     print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

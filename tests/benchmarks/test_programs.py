@@ -152,10 +152,12 @@ def test_frozen_observation(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pictures", [False, True])
-def test_simulators(pictures: bool) -> None:
+@pytest.mark.parametrize(
+    ("pictures", "own_envs"), [(False, "1"), (False, "2"), (True, "1"), (True, "2")]
+)
+def test_simulators(pictures: bool, own_envs: str) -> None:
     """Those of this machine, of which MetaWorld needs no environment of its own."""
-    given = ("--seconds", "0.3", "--turns", "1", "--envs", "2")
+    given = ("--seconds", "0.3", "--turns", "1", "--envs", "2", "--own-envs", own_envs)
     names = ("metaworld", "dm_control", "panda_gym", "xarm", "pusht", "gymnasium_robotics")
     if pictures:
         names = ("metaworld", "dm_control")

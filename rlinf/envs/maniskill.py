@@ -72,7 +72,12 @@ _NO_VULKAN = ("vk::", "rendering device")
 class ManiSkillOptions:
     """Options of the ``maniskill`` env type."""
 
-    only_with: ClassVar = {"image_size": "images: true", "field_of_view": "images: true"}
+    only_with: ClassVar = {
+        "image_size": "images: true",
+        "field_of_view": "images: true",
+        "camera_position": "images: true",
+        "camera_target": "camera_position",
+    }
 
     task: str
     """Task, for example ``PickCube-v1``."""
@@ -96,6 +101,14 @@ class ManiSkillOptions:
     field_of_view: float | None = None
     """Of the base camera, from top to bottom in degrees; null: the task's, mostly 90. Less shows
     objects larger."""
+
+    camera_position: tuple[float, float, float] | None = None
+    """Where the base camera is, in metres: from the robot's base forwards, to its left, upwards;
+    null: where the task has it, which may leave part of what is to be reached out of the picture
+    where `field_of_view` is smaller than the task's."""
+
+    camera_target: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """The point that a camera at `camera_position` looks at."""
 
     robot_meshes: str = "visual"
     """What the robot is drawn with: its `visual` meshes, 135,000 triangles of a Panda, or those it
@@ -141,6 +154,9 @@ class ManiSkillEnv(SimulatorEnv):
         camera: dict[str, Any] = {"width": size, "height": size}
         if options.field_of_view is not None:
             camera["fov"] = math.radians(options.field_of_view)
+        if options.camera_position is not None:
+            utilities = importlib.import_module("mani_skill.utils.sapien_utils")
+            camera["pose"] = utilities.look_at(options.camera_position, options.camera_target)
         try:
             with self._built():
                 made: Any = gymnasium.make(
@@ -196,6 +212,13 @@ class ManiSkillEnv(SimulatorEnv):
         require_picture_sizes(options)
         if options.field_of_view is not None:
             require_within("field_of_view", options.field_of_view, 1, 179)
+        if options.camera_position and tuple(options.camera_position) == tuple(
+            options.camera_target
+        ):
+            raise ConfigError(
+                "a camera cannot look at the point where it is; nearest: one below it",
+                key="options.camera_target",
+            )
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -17,13 +17,15 @@ from rlinf.envs.requirements import GPUS
 from rlinf.errors import ConfigError
 from tests.packages import require_simulator
 
+PUSHED = {"task": "PushCube-v1", "images": True}
+DRAWN = {"task": "walker-walk", "images": True}
 BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("aloha", {"task": "gym_aloha/AlohaTransferCub-v0"}, "task", "gym_aloha/AlohaTransferCube-v0"),
     ("behavior", {"task": "turning_on_radoi", "scene": "any"}, "task", "turning_on_radio"),
     ("calvin", {"scene": "calvin_scene_E"}, "scene", "calvin_scene_"),
     ("calvin", {"chain": 7}, "chain", "nearest: 5"),
     ("dm_control", {"task": "walker-wolk"}, "task", "walker-walk"),
-    ("dm_control", {"task": "walker-walk", "image_size": 9999}, "image_size", "nearest: 1024"),
+    ("dm_control", {**DRAWN, "image_size": 9999}, "image_size", "nearest: 1024"),
     ("franka_sim", {"task": "gym_hil/PandaPickCubeBase"}, "task", "gym_hil/PandaPickCubeBase-v0"),
     ("gymnasium", {"id": "Pendulm-v1"}, "id", "Pendulum"),
     ("gymnasium", {"id": "Pendulum-v0"}, "id", "Pendulum-v1"),
@@ -45,8 +47,14 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "pd_joint_delta_pos",
     ),
     ("maniskill", {"task": "PushCube-v1", "reward": "spars"}, "reward", "sparse"),
-    ("maniskill", {"task": "PushCube-v1", "image_size": 0}, "image_size", "nearest: 32"),
-    ("maniskill", {"task": "PushCube-v1", "field_of_view": 180.0}, "field_of_view", "nearest: 179"),
+    ("maniskill", {**PUSHED, "image_size": 0}, "image_size", "nearest: 32"),
+    ("maniskill", {**PUSHED, "field_of_view": 180.0}, "field_of_view", "nearest: 179"),
+    (
+        "maniskill",
+        {**PUSHED, "camera_position": [0.0, 0.0, 0.0]},
+        "camera_target",
+        "one below it",
+    ),
     ("maniskill", {"task": "PushCube-v1", "states": "robt"}, "states", "robot"),
     ("maniskill", {"task": "PushCube-v1", "robot_meshes": "fine"}, "robot_meshes", "visual"),
     ("maniskill", {"task": "PushCube-v1", "states": "robot"}, "states", "nearest: all"),
@@ -66,7 +74,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("put_on_plate", {"image_size": 16}, "image_size", "nearest: 32"),
     ("robosuite", {"task": "Lift", "camera": "agentvieuw"}, "camera", "agentview"),
     ("robosuite", {"task": "PickPlaceCan", "camera": "sideview"}, "camera", "frontview"),
-    ("robosuite", {"task": "Lift", "image_size": -3}, "image_size", "nearest: 32"),
+    ("robosuite", {"task": "Lift", "images": True, "image_size": -3}, "image_size", "nearest: 32"),
     ("xarm", {"task": "gym_xarm/XarmLeft-v0"}, "task", "gym_xarm/XarmLift-v0"),
 ]
 UNDER_ITS_INTERPRETER: list[tuple[str, dict[str, Any], str, str]] = [

@@ -32,7 +32,8 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
       for states in ("all", "robot") for meshes in ("visual", "collision")
       for own in (True, False)),
     ("maniskill", {**PUSH, "robot_meshes": "collision", "own_scenes": False, "images": False}, 2),
-    ("maniskill", {**PUSH, **PICTURES, "reward": "none", "field_of_view": 40.0}, 2),
+    ("maniskill", {**PUSH, **PICTURES, "reward": "none", "field_of_view": 40.0,
+                   "camera_position": [0.6, 0.0, 0.6], "camera_target": [0.1, 0.0, 0.0]}, 2),
     *(("metaworld", {"task": "door-open-v3", **PICTURES, "states": states, "camera": camera,
                      "partially_observable": not states}, steps)
       for states, camera, steps in ((True, "gripperPOV", 1), (False, "topview", 2))),

@@ -18,7 +18,7 @@ Name = Annotated[str, typer.Argument(metavar="NAME", help="Env type, as `rlinf e
 @app.command("list")
 def list_envs(debug: Debug = False) -> None:
     """Say which simulators are ready, missing, or cannot run here and why."""
-    from rlinf.config.explain import first_sentence
+    from rlinf.config.reasons import first_sentence
     from rlinf.envs.base import REGISTRY
     from rlinf.envs.installation import requirements_of, status
 

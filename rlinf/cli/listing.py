@@ -55,7 +55,7 @@ def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
     if kind is Kind.RECIPES:
         yield from ((name, _opening_comment(name)) for name in recipe_names())
         return
-    from rlinf.config.explain import first_sentence
+    from rlinf.config.reasons import first_sentence
 
     for purpose, reference in REGISTRIES[kind].items():
         registry: Registry[object] = load_attribute(reference)
@@ -69,7 +69,7 @@ def _rows(kind: Kind) -> Iterator[tuple[str, ...]]:
 
 def _opening_comment(recipe: str) -> str:
     """Return the first sentence of the comment that opens a recipe: what it is for."""
-    from rlinf.config.explain import first_sentence
+    from rlinf.config.reasons import first_sentence
 
     lines = []
     for line in find_recipe(recipe).read_text(encoding="utf-8").splitlines():

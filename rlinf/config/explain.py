@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +15,7 @@ from pydantic.fields import FieldInfo
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.options import OptionsModel
-from rlinf.config.reasons import show
+from rlinf.config.reasons import first_sentence, show
 from rlinf.config.schema import (
     broken_components,
     component_of,
@@ -147,14 +146,6 @@ def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tupl
             if name == "type" and tagged and not issubclass(section, OptionsModel):
                 continue
             yield f"{field.alias or name}{tag}", first_sentence(field.description or "")
-
-
-def first_sentence(text: str) -> str:
-    """Return the first sentence of a docstring or comment, in one line."""
-    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
-    # "et al. 2015" goes on.
-    found = re.match(r".*?\.(?= \D)", paragraph)
-    return found[0] if found else paragraph
 
 
 def _settings(

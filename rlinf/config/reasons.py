@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -82,8 +83,16 @@ def reason(
 
 def required(description: str | None) -> str:
     """What is said of a key that has to be set; the first sentence of what is told about it."""
-    told = " ".join((description or "").partition("\n\n")[0].split()).rstrip(".")
+    told = first_sentence(description or "").rstrip(".")
     return "is required, but nothing sets it" + (f": {told}" if told else "")
+
+
+def first_sentence(text: str) -> str:
+    """Return the first sentence of a docstring or comment, in one line."""
+    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    # "et al. 2015" goes on.
+    found = re.match(r".*?\.(?= \D)", paragraph)
+    return found[0] if found else paragraph
 
 
 def _field(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> FieldInfo | None:

@@ -65,8 +65,10 @@ class ComponentPlan(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _one_process_per_device(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or "devices" not in data:
+        if not isinstance(data, Mapping):
             return data
+        if "devices" not in data:
+            return {"processes": 1, **data}  # the devices alone are missed
         devices = data["devices"]
         if isinstance(devices, int | str | list):
             try:

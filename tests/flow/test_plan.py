@@ -229,9 +229,10 @@ def test_a_file_that_is_no_plan_says_so(tmp_path):
         small_config(tmp_path, f"cluster.plan={tmp_path / 'config.yaml'}")
     parts = ", ".join(f"{name}: {{measurements: 1}}" for name in "abcdef")
     (tmp_path / "profile.json").write_text(f"components: {{{parts}}}\n")
-    with pytest.raises(ConfigError, match=r"18 problems; .*devices.*; …; a file, or auto") as told:
+    with pytest.raises(ConfigError, match=r"12 problems; .*devices.*; …; a file, or auto") as told:
         small_config(tmp_path, f"cluster.plan={tmp_path / 'profile.json'}")
     assert len(str(told.value)) < 1000
+    assert "processes (" not in str(told.value)  # follow from the devices
 
 
 def test_a_plan_says_who_gives_its_memory_back(tmp_path):

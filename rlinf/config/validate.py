@@ -76,7 +76,9 @@ def _head(key: str, value: Any, recipe: LoadedRecipe) -> str:
     if not key:
         return ""  # a rule that names no key names its culprits itself
     written = "" if value is _ABSENT or isinstance(value, Mapping) else f" = {show(value)}"
-    return f"{key}{written} ({recipe.source_of(key)}): "
+    origin = str(recipe.source_of(key))
+    # The message opens with the name of the whole.
+    return f"{key}{written}{'' if origin == recipe.name else f' ({origin})'}: "
 
 
 def _key_and_value(details: ErrorDetails, data: Mapping[str, Any]) -> tuple[str, Any]:

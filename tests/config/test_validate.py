@@ -19,15 +19,15 @@ from tests.config.sample import GOOD, Recipe
 @pytest.mark.parametrize(
     ("change", "line"),
     [
-        ({"sed": 1}, "sed = 1 (r): the config has no key `sed`; did you mean `seed`?"),
+        ({"sed": 1}, "sed = 1: the config has no key `sed`; did you mean `seed`?"),
         (
             {"gae_lambda": 0.9},
-            "gae_lambda = 0.9 (r): the config has no key `gae_lambda`; "
+            "gae_lambda = 0.9: the config has no key `gae_lambda`; "
             "did you mean `algorithm.gae_lambda`?",
         ),
         (
             {"algorithm": {"type": "ppo", "gae_lamda": 0.9}},
-            "algorithm.gae_lamda = 0.9 (r): section `algorithm` of type ppo has no key "
+            "algorithm.gae_lamda = 0.9: section `algorithm` of type ppo has no key "
             "`gae_lamda`; did you mean `gae_lambda`?",
         ),
         (
@@ -36,29 +36,29 @@ from tests.config.sample import GOOD, Recipe
         ),
         (
             {"algorithm": {"type": "pppo"}},
-            "algorithm.type = 'pppo' (r): unknown algorithm `pppo`; did you",
+            "algorithm.type = 'pppo': unknown algorithm `pppo`; did you",
         ),
-        ({"algorithm": {}}, "algorithm.type (r): the section does not say which algorithm"),
-        ({"algorithm": "ppo"}, "algorithm = 'ppo' (r): must be a section with a `type` key"),
-        ({"algorithm": {"type": "grpo"}}, "algorithm.group_size (r): is required"),
-        ({"seed": -1}, "seed = -1 (r): must be >= 0; nearest: 0"),
-        ({"seed": None}, "seed = null (r): must be a whole number; it is empty"),
-        ({"seed": "3"}, "seed = '3' (r): must be a whole number, not text; without quotes: 3"),
-        ({"seed": "None"}, "seed = 'None' (r): must be a whole number; for no value write null"),
-        ({"seed": 2.5}, "seed = 2.5 (r): must be a whole number; nearest: 2"),
-        ({"seed": True}, "seed = true (r): must be a whole number, not true"),
-        ({"name": 7}, 'name = 7 (r): must be text; in quotes: "7"'),
-        ({"optimizer": None}, "optimizer = null (r): must be a section (key: value); it is empty"),
+        ({"algorithm": {}}, "algorithm.type: the section does not say which algorithm"),
+        ({"algorithm": "ppo"}, "algorithm = 'ppo': must be a section with a `type` key"),
+        ({"algorithm": {"type": "grpo"}}, "algorithm.group_size: is required"),
+        ({"seed": -1}, "seed = -1: must be >= 0; nearest: 0"),
+        ({"seed": None}, "seed = null: must be a whole number; it is empty"),
+        ({"seed": "3"}, "seed = '3': must be a whole number, not text; without quotes: 3"),
+        ({"seed": "None"}, "seed = 'None': must be a whole number; for no value write null"),
+        ({"seed": 2.5}, "seed = 2.5: must be a whole number; nearest: 2"),
+        ({"seed": True}, "seed = true: must be a whole number, not true"),
+        ({"name": 7}, 'name = 7: must be text; in quotes: "7"'),
+        ({"optimizer": None}, "optimizer = null: must be a section (key: value); it is empty"),
         ({"optimizer": {"fused": "yes"}}, "must be true or false, not text; write true"),
-        ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0 (r): must be > 0"),
+        ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: must be > 0"),
         (
             {"optimizer": {"hidden": 64}},
-            "optimizer.hidden = 64 (r): must be a list, for example [64]",
+            "optimizer.hidden = 64: must be a list, for example [64]",
         ),
         ({"optimizer": {"learning_rate": float("inf")}}, "must be a finite number"),
         ({"optimizer": {"learning_rate": "nan"}}, "must be a number, not text"),
-        ({"optimizer": {"hidden": [64, "x"]}}, "optimizer.hidden.1 = 'x' (r): must be a whole"),
-        ({"optimizer": {"warm_start": 3}}, "optimizer.warm_start = 3 (r): must be a path"),
+        ({"optimizer": {"hidden": [64, "x"]}}, "optimizer.hidden.1 = 'x': must be a whole"),
+        ({"optimizer": {"warm_start": 3}}, "optimizer.warm_start = 3: must be a path"),
         (
             {"algorithm": {"type": "ppo", "aggregation": "token-mean"}},
             "must be one of: token_mean, sequence_mean; did you mean `token_mean`?",
@@ -69,9 +69,9 @@ from tests.config.sample import GOOD, Recipe
         ),
         (
             {"global_batch_size": 300},
-            "global_batch_size = 300 (r): does not divide 800 samples; nearest: 200, 400",
+            "global_batch_size = 300: does not divide 800 samples; nearest: 200, 400",
         ),
-        ({"samples": 801}, "global_batch_size (r): does not divide 801 samples; nearest: 89, 267"),
+        ({"samples": 801}, "global_batch_size: does not divide 801 samples; nearest: 89, 267"),
     ],
 )
 def test_each_problem_is_named(change: dict[str, Any], line: str) -> None:
@@ -118,8 +118,8 @@ class Sizes(StrictModel):
 @pytest.mark.parametrize(
     ("sizes", "message"),
     [
-        ([], "r: 1 problem\n  sizes = [] (r): must hold at least 1 item"),
-        ([0], "r: 1 problem\n  sizes.0 = 0 (r): must be >= 1; nearest: 1"),
+        ([], "r: 1 problem\n  sizes = []: must hold at least 1 item"),
+        ([0], "r: 1 problem\n  sizes.0 = 0: must be >= 1; nearest: 1"),
     ],
 )
 def test_items_that_are_wrong_are_not_missing_as_well(sizes: list[int], message: str) -> None:

@@ -86,8 +86,9 @@ def plan(
     if save is not None:
         check_file_writable(save, "--save", "plan.yaml")
     asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
-    found = _profile(task, config, loaded.short_name, measure=measure, given=given)
-    _show_plan(task, config, found, shape, [recipe, *(overrides or [])], asked=asked, save=save)
+    words = [recipe, *(overrides or [])]
+    found = _profile(task, config, words, measure=measure, given=given)
+    _show_plan(task, config, found, shape, words, asked=asked, save=save)
 
 
 def _check_together(
@@ -127,7 +128,7 @@ def _read_profile(path: Path) -> Profile:
 
 
 def _profile(
-    task: AnyTask, config: Any, recipe: str, *, measure: bool, given: Profile | None
+    task: AnyTask, config: Any, words: list[str], *, measure: bool, given: Profile | None
 ) -> Profile:
     """The profile to plan with, measured if asked for."""
     from rlinf.planner import kept_profiles, profiling
@@ -151,8 +152,9 @@ def _profile(
     if kept is None:
         reason = f"the kept profile is not valid here: {'; '.join(why)}" if why else "none is kept"
         raise ConfigError(
-            f"there are no measurements to plan {recipe} with ({reason}). Measure it: rlinf plan "
-            f"{recipe} --measure, or give measurements with --profile FILE"
+            f"there are no measurements to plan {words[0]} with ({reason}). Measure it: "
+            f"{shlex.join(['rlinf', 'plan', *words, '--measure'])}, "
+            "or give measurements with --profile FILE"
         )
     return kept
 

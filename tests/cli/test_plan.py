@@ -128,6 +128,16 @@ def test_a_kept_profile_is_found_and_another_machine_can_be_asked_for(
     assert "predicted step: 6" in out
 
 
+def test_without_measurements_it_says_how_they_are_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = str(write_recipe(tmp_path))
+    assert main(["plan", recipe, SLOTS]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"no measurements to plan {recipe} with (none is kept)" in told
+    assert shlex.join(["rlinf", "plan", recipe, SLOTS, "--measure"]) in told
+
+
 @pytest.mark.parametrize("asked", ["1x8:H100", "1x8:H100,1x8:RTX4090"])
 def test_times_of_a_cpu_are_no_prediction_for_an_accelerator(
     tmp_path: Path, asked: str, capsys: pytest.CaptureFixture[str]

@@ -138,14 +138,19 @@ def test_recipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_frozen_observation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "what"),
+    [("quickstart", "observation"), ("embodied/drawer_close_pictures_ppo", "picture")],
+)
+def test_frozen_observation(recipe: str, what: str, tmp_path: Path) -> None:
     from rlinf.cli.main import main
 
     run = tmp_path / "run"
-    words = ["train", "quickstart", *TINY_RUN, "runner.total_env_steps=128"]
+    words = ["train", recipe, *TINY_RUN, "rollout.steps=40", "runner.total_env_steps=160"]
     assert main([*words, "--run-dir", str(run)]) == 0
-    text = printed("frozen_observation.py", str(run), "--episodes", "2")
-    found = numbers(r"success #, with one observation for all #, ratio # \(n = #\)", text)
+    given = ["--pictures"] if what == "picture" else []
+    text = printed("frozen_observation.py", str(run), "--episodes", "2", *given)
+    found = numbers(rf"success #, with one {what} for all #, ratio # \(n = #\)", text)
     seeing, unseeing, _, episodes = found
     assert {seeing, unseeing} <= {0.0, 0.5, 1.0}
     assert episodes == 2

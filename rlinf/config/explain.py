@@ -13,6 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlinf.config.load import load_recipe, recipe_names
+from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.options import OptionsModel
 from rlinf.config.reasons import first_sentence, show
@@ -87,14 +88,21 @@ def _full_key(key: str, names: list[str]) -> str:
         return ending[0]
     if ending:
         raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
+    here = [name for name in names_here(key.rpartition(".")[2]) if name in names]
+    if here:
+        raise ConfigError(f"no key `{key}`; did you mean {_listed(here)}?")
     last = {name: name.rpartition(".")[2] for name in names}
     alike = nearest_names(key.rpartition(".")[2], set(last.values()))
     close = nearest_names(key, names) or [name for name in names if last[name] in alike]
     if close:
-        raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in close[:3])}?")
+        raise ConfigError(f"no key `{key}`; did you mean {_listed(close[:3])}?")
     top = [name for name in names if "." not in name]
     hint = did_you_mean(key, top, list_up_to=len(top))
     raise ConfigError(f"no key `{key}`; {hint}; names of types: rlinf list algorithms, models, …")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def _explanation(

@@ -12,6 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean, join_choices
 from rlinf.config.schema import (
     child_keys,
@@ -119,8 +120,13 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     owner = section_class(model_class, parent, data)
     known = [] if owner is None else child_keys(owner)
     hint = did_you_mean(name, known)
+    alike = [key for key in names_here(name)
+             if key in subkeys_named(model_class, key.rpartition(".")[2], data)]  # fmt: skip
     elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
-    if elsewhere and "did you mean" not in hint:
+    if alike:
+        own = [key for key in alike if key.startswith(f"{parent}.")]
+        hint = f"here that is {', '.join(f'`{key}`' for key in own or alike)}"
+    elif elsewhere and "did you mean" not in hint:
         hint = f"did you mean `{elsewhere[0]}`? {hint}"
     section = f"section `{parent}`" if parent else "the config"
     owner_data = value_at(data, parent)

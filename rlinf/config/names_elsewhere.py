@@ -1,0 +1,82 @@
+"""What other projects call our keys, for errors that answer the name that a user knows.
+
+Names of the arguments and configurations of Stable-Baselines3, CleanRL, TRL, verl, lerobot, openpi
+and RLinf.
+"""
+
+from __future__ import annotations
+
+_NAMES = {
+    "actor.optim": "optimizer",
+    "actor.optim.lr": "learning_rate actor_lr policy_lr optimizer_lr peak_lr",
+    "critic.optim.lr": "critic_lr",
+    "actor.critic_optim.lr": "critic_lr q_lr",
+    "actor.optim.value_lr": "critic_lr",
+    "actor.optim.max_grad_norm": "grad_clip grad_clip_norm clip_grad clip_gradient_norm "
+    "optimizer_grad_clip_norm",
+    "actor.lr_sched": "lr_scheduler lr_scheduler_type scheduler lr_schedule",
+    "actor.lr_sched.warmup_steps": "lr_warmup_steps scheduler_warmup_steps num_warmup_steps",
+    "actor.global_batch_size": "batch_size ppo_mini_batch_size mini_batch_size minibatch_size",
+    "actor.micro_batch_size": "per_device_train_batch_size ppo_micro_batch_size "
+    "ppo_micro_batch_size_per_gpu micro_batch_size_per_gpu",
+    "actor.max_tokens_per_micro_batch": "ppo_max_token_len_per_gpu",
+    "actor.update_epoch": "n_epochs ppo_epochs num_iterations num_ppo_epochs update_epochs",
+    "actor.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing",
+    "algorithm.type": "adv_estimator adv_type loss_type",
+    "algorithm.clip_ratio_low": "clip_range cliprange clip_ratio clip_coef epsilon epsilon_low",
+    "algorithm.clip_ratio_high": "clip_range cliprange clip_ratio clip_coef epsilon_high",
+    "algorithm.value_clip": "clip_range_vf cliprange_value",
+    "algorithm.entropy_bonus": "ent_coef entropy_coeff entropy_coef",
+    "algorithm.initial_temperature": "ent_coef temperature_init",
+    "algorithm.value_coefficient": "vf_coef value_loss_coef",
+    "algorithm.gae_lambda": "lam lambda",
+    "algorithm.kl_beta": "beta kl_coef kl_loss_coef",
+    "algorithm.update_to_data": "utd_ratio",
+    "algorithm.loss_agg_func": "loss_agg_mode",
+    "checkpoint.interval": "save_freq save_steps save_interval checkpoint_interval",
+    "checkpoint.keep_last": "save_total_limit max_ckpt_to_keep max_actor_ckpt_to_keep",
+    "data": "dataset",
+    "data.path": "repo_id dataset_name dataset_path",
+    "data.files.train": "train_files train_data_paths",
+    "data.files.validation": "val_files val_data_paths",
+    "env.num_envs": "n_envs total_num_envs num_group_envs",
+    "env.train.max_episode_steps": "max_episode_length",
+    "env.train.type": "env_id env_type simulator_type",
+    "evaluation": "eval",
+    "evaluation.episodes": "n_eval_episodes n_episodes",
+    "evaluation.interval": "eval_freq eval_steps test_freq val_check_interval",
+    "validation.val_check_interval": "eval_steps test_freq",
+    "validation.interval": "eval_steps",
+    "logger.backends": "report_to logger_backends",
+    "model": "policy",
+    "model.activation": "activation_fn",
+    "model.denoising_steps": "num_steps num_inference_steps num_denoising_steps",
+    "model.hidden_sizes": "net_arch",
+    "model.horizon": "action_horizon chunk_size",
+    "model.initial_log_std": "log_std_init",
+    "model.lora.rank": "lora_rank lora_r",
+    "model.lora.alpha": "lora_alpha",
+    "model.num_action_chunks": "n_action_steps",
+    "model.path": "model_name_or_path pretrained_path model_path checkpoint_dir",
+    "model.tokenizer": "tokenizer_name tokenizer_path",
+    "replay.capacity": "buffer_size buffer_capacity",
+    "replay.start_steps": "learning_starts",
+    "rollout.group_size": "num_generations n n_samples_per_prompt",
+    "rollout.prompts": "train_batch_size gen_batch_size rollout_batch_size",
+    "rollout.engine": "vllm use_vllm rollout_backend",
+    "rollout.engine.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "rollout.sampling.max_new_tokens": "max_completion_length max_response_length response_length",
+    "rollout.steps": "n_steps num_steps rollout_epoch max_steps_per_rollout_epoch",
+    "data.max_prompt_length": "prompt_length",
+    "runner": "trainer",
+    "runner.output_dir": "default_local_dir log_path tensorboard_log",
+    "runner.total_env_steps": "total_timesteps n_timesteps",
+    "runner.total_steps": "steps max_steps total_training_steps max_epochs total_epochs "
+    "num_train_steps num_train_epochs",
+}
+"""Our keys, and what others call what they hold."""
+
+
+def names_here(name: str) -> list[str]:
+    """Return the keys that hold what others call ``name``; a run may have none of them."""
+    return [key for key, names in _NAMES.items() if name in names.split()]

@@ -1,0 +1,58 @@
+"""Names that other projects have for our keys."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlinf.cli.tasks import task_names
+from rlinf.config.explain import explain
+from rlinf.config.load import load_recipe
+from rlinf.config.names_elsewhere import _NAMES, names_here
+from rlinf.config.schema import walk
+from rlinf.config.validate import validate
+from rlinf.errors import ConfigError
+from rlinf.runners.task import REGISTRY
+
+
+def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
+    keys = {key for name in task_names() for key, *_ in walk(REGISTRY.load(name).config_class)}
+    assert set(_NAMES) <= keys
+    for key, names in _NAMES.items():  # no section has both
+        section = key.rpartition(".")[0]
+        assert not {f"{section}.{name}".lstrip(".") for name in names.split()} & keys - {
+            "algorithm.beta",  # of another algorithm
+        }
+
+
+@pytest.mark.parametrize(
+    ("recipe", "override", "hint"),
+    [
+        ("quickstart", "learning_rate=1", "no key `learning_rate`; here that is `actor.optim.lr`"),
+        ("quickstart", "env.n_envs=8", "no key `n_envs`; here that is `env.num_envs`"),
+        ("quickstart", "clip_range=0.1",
+         "here that is `algorithm.clip_ratio_low`, `algorithm.clip_ratio_high`"),
+        ("quickstart", "algorithm.ent_coef=0", "here that is `algorithm.entropy_bonus`"),
+        ("embodied/drawer_close_sac", "ent_coef=1", "here that is `algorithm.initial_temperature`"),
+        ("quickstart", "num_steps=8", "here that is `rollout.steps`"),
+        ("vla/drawer_close_pi05_ppo", "model.num_steps=8", "here that is `model.denoising_steps`"),
+        ("reasoning/arithmetic_grpo", "rollout.n=8", "here that is `rollout.group_size`"),
+        ("reasoning/arithmetic_grpo", "beta=0", "here that is `algorithm.kl_beta`"),
+        ("quickstart", "beta=0", "the config has no key `beta`; here that is `algorithm.kl_beta`"),
+        ("quickstart", "num_generations=8", "no key `num_generations`; did you mean"),
+    ],
+)  # fmt: skip
+def test_an_error_says_what_a_name_is_here(recipe: str, override: str, hint: str) -> None:
+    found = load_recipe(recipe, [override])
+    with pytest.raises(ConfigError, match="1 problem") as caught:
+        validate(REGISTRY.load(found.data["task"]).config_class, found.data, found)
+    assert hint in str(caught.value)
+
+
+def test_explain_too() -> None:
+    config = REGISTRY.load("embodied").config_class
+    with pytest.raises(ConfigError, match=r"no key `n_steps`; did you mean `rollout.steps`\?"):
+        explain(config, "n_steps")
+
+
+def test_a_name_that_nobody_has() -> None:
+    assert names_here("gae_lamda") == []

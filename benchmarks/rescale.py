@@ -131,7 +131,7 @@ def move(arguments: argparse.Namespace) -> dict[str, Any]:
         print(
             f"{name}: {seconds:.3f} s ({made:.3f} s groups and layout, {travelled:.3f} s transfer; "
             f"slowest {max(report.seconds for report in chosen):.3f} s), "
-            f"{seconds / copied:.1f} times a copy of all bytes ({copied:.3f} s)",
+            f"{seconds / copied:.1f} times a copy of all bytes ({copied:.6f} s)",
             flush=True,
         )
         found[name] = {"seconds": seconds, "prepared": made, "transferred": travelled}

@@ -329,7 +329,7 @@ def beside_own(
               for side in (0, 1)]  # fmt: skip
     clock, cpu = (statistics.median(pair[1][by] / pair[0][by] for pair in pairs) for by in (0, 1))
     print(
-        f"{name:20s} own {middle[0][0]:7.0f} steps/s  ours {middle[1][0]:7.0f}  ratio {clock:5.2f} "
+        f"{name:20s} own {middle[0][0]:7.1f} steps/s  ours {middle[1][0]:7.1f}  ratio {clock:5.2f} "
         f"by the clock, {cpu:5.2f} by CPU time;  {envs} envs ready in {start:5.1f} s, "
         f"{memory:4.0f} MB each",
         flush=True,

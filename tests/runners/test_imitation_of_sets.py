@@ -114,9 +114,8 @@ def test_pictures_alone_open_windows(tmp_path: Path, monkeypatch: pytest.MonkeyP
     pytest.importorskip("metaworld")
     pytest.importorskip("av")
     monkeypatch.setenv("MUJOCO_GL", "egl")
-    task = ["env.train.options.task=window-open-v3", "env.train.options.states=true"]
-    record = ["record", "embodied/drawer_close_pictures_ppo", *task]
-    words = ["env.train.max_episode_steps=150", "--episodes", "20", "--noise", "0.3"]
+    record = ["record", "embodied/window_open_pictures_ppo"]
+    words = ["--episodes", "20", "--noise", "0.3"]
     out, run = tmp_path / "set", tmp_path / "run"
     assert main([*record, *words, "--format", "lerobot", "--out", str(out)]) == 0
     options = [f"data.path={out}", "evaluation.episodes=20", "runner.total_steps=400"]

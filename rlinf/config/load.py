@@ -93,7 +93,16 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
     if path.is_dir():
         raise ConfigError(f"'{name_or_path}' is a directory; a recipe is a file that ends in .yaml")
     kind = "file or recipe" if Path(name_or_path).suffix in _SUFFIXES else "recipe"
-    raise ConfigError(f"no {kind} '{name_or_path}'; {nearest_recipes(name)}")
+    raise ConfigError(f"no {kind} '{name_or_path}'; {_nearest_file(path) or nearest_recipes(name)}")
+
+
+def _nearest_file(path: Path) -> str:
+    """Return a hint: a recipe file of the same folder that is called like ``path``, if any."""
+    there = path.parent.iterdir() if path.parent.is_dir() else ()
+    files = {each.stem: each for each in sorted(there) if each.suffix in _SUFFIXES}
+    stem = path.stem if path.suffix in _SUFFIXES else path.name
+    alike = nearest_names(stem, files, count=1)
+    return f"did you mean the file `{files[alike[0]]}`?" if alike else ""
 
 
 def nearest_recipes(name: str) -> str:

@@ -103,6 +103,8 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
     [
         ({}, ["quikstart"], ["no recipe 'quikstart'", "did you mean `quickstart`?"]),
         ({}, ["nowhere.yaml"], ["no file or recipe 'nowhere.yaml'", "rlinf list recipes"]),
+        ({"mine.yaml": "a: 1\n"}, ["mine"], ["no recipe 'mine'", "the file `mine.yaml`?"]),
+        ({"in/mine.yaml": "a: 1\n"}, ["in/mien.yml"], ["did you mean the file `in/mine.yaml`?"]),
         ({"r.yaml": "a: 1\na: 2\n"}, ["r.yaml"], ["r.yaml line 2", "`a` is given twice"]),
         ({"r.yaml": "a:\n  b: 1\n  b: 2\n"}, ["r.yaml"], ["line 3", "`a.b` is given twice"]),
         ({"r.yaml": "a: [1\n"}, ["r.yaml"], ["r.yaml", "not readable as YAML"]),

@@ -43,9 +43,12 @@ def check_compatible(
         if len(entries) > shown:
             lines.append(f"    and {len(entries) - shown} more")
     if lines:
-        raise CheckpointError(
-            "\n".join([f"{source[0].upper()}{source[1:]} is of another model:", *lines])
-        )
+        raise CheckpointError("\n".join([f"{_sentence(source)} is of another model:", *lines]))
+
+
+def _sentence(source: str) -> str:
+    """Words begin a sentence with a capital letter, a path stays as it is."""
+    return source if "/" in source else f"{source[0].upper()}{source[1:]}"
 
 
 def _shape(value: Tensor | Sequence[int]) -> tuple[int, ...]:

@@ -36,7 +36,9 @@ def explain(
             problems.append(str(error))
     if not found:
         # Each task has keys of its own; the one with the nearest key speaks for all.
-        raise ConfigError(next((each for each in problems if "did you mean" in each), problems[0]))
+        hints = [each for words in ("here that is", "did you mean") for each in problems
+                 if words in each]  # fmt: skip
+        raise ConfigError([*hints, *problems][0])
     several = len({tuple(names) for names in found.values()}) > 1
     for shared, names in found.items():
         entry = replace(shared, settings=tuple(settings[shared]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -65,8 +66,9 @@ def record(
         config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
         noise=noise, write=write,
     )  # fmt: skip
+    look = "data show" if write else "check demonstrations"
     say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
-        f"rlinf {'data show' if write else 'check demonstrations'} {out}")  # fmt: skip
+        f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip
 
 
 def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:

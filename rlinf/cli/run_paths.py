@@ -84,7 +84,8 @@ def _hint(given: str, recipes: Iterable[str]) -> str:
     runs = [config.parent.relative_to(_RUNS).as_posix() for config in configs]
     links = [link for link in _RUNS.rglob(LATEST) if (link / CONFIG_FILE).is_file()]
     names = [*runs, *(link.relative_to(_RUNS).as_posix() for link in links)]
-    close = nearest_names(given, [*names, *recipes], count=1)
+    wanted = given.removeprefix(f"{_RUNS}/")
+    close = nearest_names(wanted, [*names, *recipes], count=1)
     if close:
         kind = "" if close[0] in names else "the recipe "
         return f"did you mean {kind}`{close[0]}`?"

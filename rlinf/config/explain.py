@@ -90,7 +90,7 @@ def _full_key(key: str, names: list[str]) -> str:
         raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
     here = [name for name in names_here(key.rpartition(".")[2]) if name in names]
     if here:
-        raise ConfigError(f"no key `{key}`; did you mean {_listed(here)}?")
+        raise ConfigError(f"no key `{key}`; here that is {_listed(here)}")
     last = {name: name.rpartition(".")[2] for name in names}
     alike = nearest_names(key.rpartition(".")[2], set(last.values()))
     close = nearest_names(key, names) or [name for name in names if last[name] in alike]

@@ -30,6 +30,7 @@ _NAMES = {
     "algorithm.initial_temperature": "ent_coef temperature_init",
     "algorithm.value_coefficient": "vf_coef value_loss_coef",
     "algorithm.gae_lambda": "lam lambda",
+    "algorithm.normalize_advantages": "normalize_advantage adv_norm",
     "algorithm.kl_beta": "beta kl_coef kl_loss_coef",
     "algorithm.update_to_data": "utd_ratio",
     "algorithm.loss_agg_func": "loss_agg_mode",

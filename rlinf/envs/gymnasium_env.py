@@ -35,7 +35,8 @@ class GymnasiumOptions:
     """What is to be done, in words, for policies that read it."""
 
     render_mode: str | None = "rgb_array"
-    """How ``render`` draws; null for an environment that cannot."""
+    """How ``render`` draws; null, and for an environment that takes no ``render_mode``: it is made
+    without."""
 
 
 class GymnasiumEnv(SimulatorEnv):
@@ -55,12 +56,7 @@ class GymnasiumEnv(SimulatorEnv):
         if options.instruction is not None:
             self.task_descriptions = (options.instruction,)
         try:
-            self._env = gymnasium.make(
-                options.id,
-                render_mode=options.render_mode,
-                disable_env_checker=True,
-                **options.kwargs,
-            )
+            self._env = _made(options)
         except gymnasium.error.Error as error:
             raise ConfigError(str(error), key="options.id") from error
         except TypeError as error:
@@ -155,6 +151,26 @@ class GymnasiumEnv(SimulatorEnv):
             # A copy: the simulator may keep its array.
             found["states"] = np.concatenate(parts, dtype=np.float32, casting="unsafe")
         return found
+
+
+def _made(options: GymnasiumOptions) -> Any:
+    """The environment; without ``render_mode`` where it takes none, as `make` alone would make it.
+
+    Raises:
+        gymnasium.error.Error: There is none of this id.
+        TypeError: It does not take these arguments.
+    """
+    if "render_mode" in options.kwargs:
+        reason = "`render_mode` is a key beside `kwargs`: options.render_mode"
+        raise ConfigError(reason, key="options.kwargs")
+    given = {"disable_env_checker": True, **options.kwargs}
+    try:
+        if options.render_mode is not None:
+            return gymnasium.make(options.id, render_mode=options.render_mode, **given)
+    except TypeError as error:
+        if "'render_mode'" not in str(error).splitlines()[0]:
+            raise
+    return gymnasium.make(options.id, **given)
 
 
 def _at(observation: Any, path: tuple[str, ...]) -> Any:

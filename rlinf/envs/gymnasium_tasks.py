@@ -290,4 +290,4 @@ class FrankaSimEnv(GymnasiumTask):
 
     def render(self) -> Any:
         """The first of its two cameras, uint8 [H, W, 3]."""
-        return self._env.render()[0]  # type: ignore[index]
+        return self._env.render()[0]

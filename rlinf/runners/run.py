@@ -231,7 +231,10 @@ class Run:
 
     def show_curve(self) -> None:
         """Draw the learning curve, and say where it is."""
-        print(f"learning curve: {write_learning_curve(self.directory.path)}", flush=True)
+        try:
+            print(f"learning curve: {write_learning_curve(self.directory.path)}", flush=True)
+        except OSError as error:  # the run itself is done
+            log.warning("no learning curve: %s", error)
 
     def _open(self, stack: ExitStack) -> None:
         """Open everything that the run writes."""
@@ -355,6 +358,13 @@ class Run:
         """Continue from the newest good checkpoint, but for the workers, which are not there yet;
         None where there is none."""
         if not self._store.steps():
+            if self.directory.end is not None:
+                raise CheckpointError(
+                    f"the run {self.directory.path} has ended and its checkpoints are gone: "
+                    "nothing is left to go on from, and to begin again would replace what it "
+                    "reached; for that start a new run"
+                )
+            print("no checkpoint had been committed: the run begins again", flush=True)
             self._metrics_log.truncate({"bytes": 0, "lines": 0})
             return None
         checkpoint = self._store.load()

@@ -328,6 +328,7 @@ def test_the_run_around_a_wrong_path_is_named(
     missing = "quickstart/latest/checkpoints/step_00000120"
     contains(refused(capsys, ["eval", missing]), [missing, "but step_00000020"])
     for given, nearest in (
+        ("runs/quickstrat/latest", "did you mean `quickstart/latest`?"),
         ("runs/quickstart/latest/timeline.json", "; nearest: runs/quickstart/latest"),
         ("quickstart", "; nearest: runs/quickstart/latest"),
         ("quickstart/latset", "did you mean `quickstart/latest`?"),

@@ -50,7 +50,7 @@ def test_an_error_says_what_a_name_is_here(recipe: str, override: str, hint: str
 
 def test_explain_too() -> None:
     config = REGISTRY.load("embodied").config_class
-    with pytest.raises(ConfigError, match=r"no key `n_steps`; did you mean `rollout.steps`\?"):
+    with pytest.raises(ConfigError, match=r"no key `n_steps`; here that is `rollout.steps`"):
         explain(config, "n_steps")
 
 

@@ -137,3 +137,26 @@ def test_an_environment_that_draws_no_pictures_says_so():
     env.reset(seed=0)
     with pytest.raises(RuntimeError, match=r"render_mode: null.* draws no pictures.*rgb_array"):
         env.render()
+
+
+class WithoutRenderMode(Odd):
+    """It is made with no argument of that name."""
+
+    def __init__(self):
+        super().__init__(spaces.Box(-1.0, 1.0, (2,)), spaces.Box(-1.0, 1.0, (1,)))
+
+
+@pytest.mark.parametrize("render_mode", [None, "rgb_array"])
+def test_an_environment_that_takes_no_render_mode(render_mode):
+    gymnasium.register("Without-v0", entry_point=WithoutRenderMode)
+    try:
+        env = GymnasiumEnv(GymnasiumOptions(id="Without-v0", render_mode=render_mode))
+        assert env.reset(seed=0)[0]["states"].shape == (2,)
+    finally:
+        gymnasium.registry.pop("Without-v0")
+
+
+def test_render_mode_is_no_further_argument():
+    options = GymnasiumOptions(id="CartPole-v1", kwargs={"render_mode": "human"})
+    with pytest.raises(ConfigError, match=r"a key beside `kwargs`: options.render_mode"):
+        GymnasiumEnv(options)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +97,15 @@ def test_a_run_that_had_ended_says_so_when_it_is_resumed(
     assert "6 steps, more than these 4, were done" in capsys.readouterr().out
     assert main(["resume", str(run), "runner.total_steps=7"]) == 0
     assert "nothing is left" not in capsys.readouterr().out
+    # Without its checkpoints it is not trained again over what it reached.
+    shutil.rmtree(run / "checkpoints")
+    left = (run / "metrics.jsonl").read_bytes()
+    assert main(["resume", str(run)]) == 2
+    assert "has ended and its checkpoints are gone" in capsys.readouterr().err
+    assert (run / "metrics.jsonl").read_bytes() == left
+    (run / "end.json").unlink()  # one that was killed before its first checkpoint begins again
+    assert main(["resume", str(run)]) == 0
+    assert "no checkpoint had been committed: the run begins again" in capsys.readouterr().out
 
 
 def test_a_language_model_is_not_evaluated_but_can_be_asked(

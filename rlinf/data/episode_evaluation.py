@@ -71,6 +71,9 @@ class EpisodeOutcome:
     """By how much the simulator moved on from the seed, where it could not start that one."""
 
 
+_RETURN = "mean return"
+
+
 @dataclass(frozen=True)
 class EvaluationResult(SpecifiedResult):
     """Outcomes of every episode of a specification, in its order; built by :meth:`of`."""
@@ -109,8 +112,16 @@ class EvaluationResult(SpecifiedResult):
         return cls(spec.sha256, spec.success, checkpoint, ordered, tuple(tasks))
 
     def scores(self, metric: str = metric) -> np.ndarray:
-        """[episodes] float64, 1 for success by the specification's definition."""
+        """[episodes] float64: 1 for success by the specification's definition; or the returns."""
+        if metric == _RETURN:
+            return np.array([outcome.episode_return for outcome in self.outcomes])
         return np.array([float(o.valid and getattr(o, self.success)) for o in self.outcomes])
+
+    def compared_by(self, other: EvaluationResult) -> str:
+        """The success rate; the return where neither ever succeeds, as where a task has no goal."""
+        both = (self, other)
+        by_return = not any(each.successes or each.n_invalid for each in both)
+        return _RETURN if by_return else self.metric
 
     @property
     def n(self) -> int:
@@ -168,7 +179,10 @@ class EvaluationResult(SpecifiedResult):
             f"success rate {self.success_rate:.3f} (95 % interval {low:.3f} to {high:.3f}, "
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
         )
-        return "\n".join([whole, *self._lines_of_tasks()]) if len(self.tasks) > 1 else whole
+        lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
+        if not self.successes and self.n_invalid < self.n:  # a task may have no goal but its reward
+            lines.append(f"  mean return {self.mean_return:.5g}")
+        return "\n".join(lines)
 
     def _lines_of_tasks(self) -> Iterator[str]:
         """Every task's rate with its interval, then their mean; a task without one is named."""

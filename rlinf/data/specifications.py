@@ -78,7 +78,7 @@ class SpecifiedResult(ABC, _Dataclass):
     items: ClassVar[str]
     """What the items are called."""
     metric: ClassVar[str]
-    """What results are compared by where nothing else is said."""
+    """What it measures first of all."""
     spec_sha256: str
     """Hash of the specification."""
     checkpoint: str
@@ -86,7 +86,11 @@ class SpecifiedResult(ABC, _Dataclass):
 
     @abstractmethod
     def scores(self, metric: str) -> np.ndarray:
-        """[items] float64 in [0, 1], the metric of each item."""
+        """[items] float64, the metric of each item."""
+
+    def compared_by(self, other: Self) -> str:
+        """What two results of one specification are compared by where nothing else is said."""
+        return self.metric
 
     @abstractmethod
     def summary(self) -> dict[str, Any]:
@@ -157,7 +161,7 @@ def compare(
             f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same "
             f"{first.items} and seeds can be compared. Evaluate both with one specification."
         )
-    metric = metric or first.metric
+    metric = metric or first.compared_by(second)
     return difference(
         first.scores(metric),
         second.scores(metric),

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -193,6 +194,25 @@ def test_paired_comparison():
     assert low < 0.4 < high
     assert "run@20 against run@10: +0.400 success rate" in str(comparison)
     assert "5 of 10 episodes better, 1 worse" in str(comparison)
+
+
+def test_where_nothing_ever_succeeds_returns_are_said_and_compared():
+    spec = a_spec(8)
+    nothing = played(spec, [False] * 8)
+
+    def returning(least: float) -> EvaluationResult:
+        pairs = enumerate(nothing.outcomes)
+        outcomes = tuple(replace(each, episode_return=least + n) for n, each in pairs)
+        return replace(nothing, outcomes=outcomes)
+
+    first, second = returning(-10.0), returning(-7.5)
+    assert str(first).endswith("\n  mean return -6.5")
+    comparison = compare(first, second)
+    assert (comparison.metric, comparison.difference) == ("mean return", 2.5)
+    assert (comparison.better, comparison.worse, comparison.method) == (8, 0, "bootstrap")
+    succeeds = played(spec, [True] + [False] * 7)
+    assert "mean return" not in str(succeeds)
+    assert compare(first, succeeds).metric == "success rate"
 
 
 def test_results_of_different_specs_are_not_compared():

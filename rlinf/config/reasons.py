@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -120,8 +120,10 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     owner = section_class(model_class, parent, data)
     known = [] if owner is None else child_keys(owner)
     hint = did_you_mean(name, known)
-    alike = [key for key in names_here(name)
-             if key in subkeys_named(model_class, key.rpartition(".")[2], data)]  # fmt: skip
+    inner = value_at(data, key)
+    wanted = [*_last_names(inner)] if isinstance(inner, Mapping) and inner else [name]
+    alike = [here for each in wanted for here in names_here(each)
+             if here in subkeys_named(model_class, here.rpartition(".")[2], data)]  # fmt: skip
     elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
     if alike:
         own = [key for key in alike if key.startswith(f"{parent}.")]
@@ -134,6 +136,15 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     if isinstance(component, str):
         section += f" of type {component}"
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
+
+
+def _last_names(section: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the names of the values of a section that is not known, at any depth."""
+    for name, value in section.items():
+        if isinstance(value, Mapping) and value:
+            yield from _last_names(value)
+        else:
+            yield name
 
 
 def _not_a_choice(value: Any, expected: str) -> str:

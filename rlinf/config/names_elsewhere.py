@@ -58,7 +58,7 @@ _NAMES = {
     "actor.lora.rank": "lora_rank lora_r",
     "actor.lora.alpha": "lora_alpha",
     "model.num_action_chunks": "n_action_steps",
-    "model.path": "model_name_or_path pretrained_path model_path checkpoint_dir",
+    "model.path": "model_name_or_path pretrained_path model_path",
     "model.tokenizer": "tokenizer_name tokenizer_path",
     "replay.capacity": "buffer_size buffer_capacity",
     "replay.start_steps": "learning_starts",

@@ -112,6 +112,7 @@ class Conversations(Engine):
     def close(self) -> None:
         """Give everything back."""
         self._requests.clear()
+        self._use.close()
         self._engine.close()
 
     def _go_on(self, session: Session, request: GenerationRequest) -> None:

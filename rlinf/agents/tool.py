@@ -28,7 +28,8 @@ class Tool(ABC):
     """Something that a model can call in its answer.
 
     What a call replies is a function of its arguments alone: a run that is continued, or placed
-    otherwise, calls again. It must come to its end quickly, as answers wait for it.
+    otherwise, calls again. It must come to its end quickly, as answers wait for it. Calls come one
+    after the other, from a thread that is not the main one.
     """
 
     alphabet: str = ""
@@ -38,7 +39,8 @@ class Tool(ABC):
     def call(self, arguments: str) -> str:
         """The reply to what the model wrote, which may be anything.
 
-        ToolError where it cannot be answered; the model is told why.
+        ToolError where it cannot be answered; the model is told why. Of anything else that is
+        raised it is told that the tool failed, and it is counted.
         """
 
 
@@ -76,6 +78,8 @@ class AgentConfig(StrictModel):
     max_turn_tokens: int | None = Field(default=None, ge=1)
     """Tokens at which a turn, and with it the answer, is cut off; null: only
     `rollout.sampling.max_new_tokens` bounds them, which counts replies too."""
+    max_call_seconds: float = Field(default=10.0, gt=0, le=3600)
+    """Time of a call; one that takes longer has failed, as one that raises has."""
     max_reply_tokens: int = Field(default=64, ge=1)
     """Tokens of a reply between its tags; what is longer is cut off."""
 

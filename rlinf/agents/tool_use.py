@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from rlinf.agents.tool import RESULT_TAGS, AgentConfig, ToolError
-
-log = logging.getLogger(__name__)
+from rlinf.agents.tool_calls import ToolCalls
+from rlinf.errors import RunFailure
 
 
 class ToolUse:
@@ -20,7 +19,10 @@ class ToolUse:
     def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._tools = {name: section.build() for name, section in config.tools.items()}
+        self._tools = {
+            name: ToolCalls(name, section.build(), seconds=config.max_call_seconds)
+            for name, section in config.tools.items()
+        }
         self._ends = {f"</{name}>": name for name in self._tools}
         single = {end: self._encoded(end) for end in self._ends}
         self.turn_ends = tuple(tokens[0] for tokens in single.values() if len(tokens) == 1)
@@ -38,8 +40,22 @@ class ToolUse:
                 return self._wrapped(self._result(name, text[: text.rindex(end)]))
         return None
 
+    @property
+    def failures(self) -> int:
+        """Calls so far that a tool failed."""
+        return sum(tool.failures for tool in self._tools.values())
+
+    def close(self) -> None:
+        """Let the tools go."""
+        for tool in self._tools.values():
+            tool.close()
+
     def demonstration(self, said: str) -> tuple[list[int], list[bool]]:
-        """Tokens of an answer with the replies to its calls, and which of them the model says."""
+        """Tokens of an answer with the replies to its calls, and which of them the model says.
+
+        Raises:
+            RunFailure: A tool failed, which is nothing to be taught.
+        """
         ends = "|".join(re.escape(end) for end in self._ends)
         tokens: list[int] = []
         sampled: list[bool] = []
@@ -49,6 +65,8 @@ class ToolUse:
             given = [] if reply is None else reply.tolist()
             tokens += own + given
             sampled += [True] * len(own) + [False] * len(given)
+        if self.failures:
+            raise RunFailure(f"a tool failed at a call of what is to be learnt: {said[:200]!r}")
         return tokens, sampled
 
     def _result(self, name: str, before: str) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import safetensors.torch
+import torch
 from torch import Tensor
 
 from rlinf.checkpoint.files import write_atomic
 from rlinf.checkpoint.tree import clone_to_cpu
-from rlinf.errors import CheckpointError
+from rlinf.errors import CheckpointError, ConfigError
 
 Shapes = Mapping[str, "Tensor | Sequence[int]"]
 
@@ -44,6 +45,19 @@ def check_compatible(
             lines.append(f"    and {len(entries) - shown} more")
     if lines:
         raise CheckpointError("\n".join([f"{_sentence(source)} is of another model:", *lines]))
+
+
+def check_finite(weights: Iterable[tuple[str, Tensor]], *, source: str, key: str) -> None:
+    """Refuse, by a ConfigError of ``key``, weights with a number that is none, by name: every
+    output and every update of them would be none either."""
+    for name, weight in weights:
+        # One pass and no memory; numbers that are finite do not add up to more than float32 holds.
+        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+            raise ConfigError(
+                f"{source} holds numbers that are not finite, first in {name}: it was damaged, or "
+                "its training had diverged; give another one",
+                key=key,
+            )
 
 
 def _sentence(source: str) -> str:

@@ -115,6 +115,7 @@ def _evaluate_recipe(
 ) -> None:
     """Run a recipe that only evaluates, in a run directory of its own; ``options`` are for runs."""
     from rlinf.cli.tasks import read_config
+    from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
 
     for name, value in options.items():
@@ -125,6 +126,7 @@ def _evaluate_recipe(
         raise ConfigError(f"{source} is a recipe to train; use: rlinf train {shlex.quote(source)}")
     check_writable(config.runner.output_dir, "runner.output_dir")
     check(config, loaded)
+    config = at_absolute_paths(config)
     if dry_run:
         print_dry_run(config)
         return

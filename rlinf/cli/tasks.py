@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from rlinf.config.dump import leaves, to_data
 from rlinf.config.load import LoadedRecipe, load_recipe
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import CONFIG_FILE
-from rlinf.runners.evaluation import run_of
+from rlinf.runners.evaluation import origin_of, run_of
 from rlinf.runners.task import REGISTRY, Task
 
 AnyTask = type[Task[Any]]
@@ -57,31 +56,12 @@ def require_training(task: AnyTask, name: str) -> None:
         raise ConfigError(f"{name} evaluates a model and trains none; use: rlinf eval RECIPE")
 
 
-def refuse_fixed_keys(
-    before: Any, after: Any, changeable: Sequence[str], *, why: str = "a resumed run"
-) -> None:
-    """Refuse other values of a run's keys that decided what was trained so far."""
-    old, new = dict(leaves(to_data(before))), dict(leaves(to_data(after)))
-    changed = [
-        f"{key} = {new.get(key)} (it was {old.get(key)})"
-        for key in old | new
-        if old.get(key) != new.get(key)
-        and not any(key == name or key.startswith(f"{name}.") for name in changeable)
-    ]
-    if changed:
-        raise ConfigError(
-            f"{why} keeps what it trains; not changeable: {', '.join(changed)}. "
-            f"Changeable: {', '.join(changeable) or 'nothing'}. For another value start a new run."
-        )
-
-
 def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
     """Refuse to change what a run was trained with where its policy plays again, and what cannot
     run here."""
     from rlinf.config.validate import check
 
-    file = str(config_of_run(source))
-    task, _, before = read_config(file, [])
-    _, recipe, config = read_config(file, overrides)
-    refuse_fixed_keys(before, config, task.changeable_evaluation, why=why)
+    task, recipe, config = read_config(str(config_of_run(source)), overrides)
+    origin = origin_of(task, run_of(source))
+    origin.refuse_other_config(config, task.changeable_evaluation, why=why)
     check(config, recipe)

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -48,6 +49,7 @@ def train(
 ) -> None:
     """Train by a recipe."""
     from rlinf.cli.tasks import read_config, require_training
+    from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
     from rlinf.runners.task import require_workers
 
@@ -62,6 +64,7 @@ def train(
     check(config, loaded)
     if not task.__module__.startswith("rlinf."):
         require_workers(task, config)  # own ones are tested, and their flows may import torch
+    config = at_absolute_paths(config)
     if dry_run:
         print_dry_run(config)
         return
@@ -69,12 +72,14 @@ def train(
     from rlinf.config.dump import to_yaml
     from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.monitor.run_origin import Origin
 
-    name = loaded.short_name
+    name, origin = loaded.short_name, Origin.of(config)
     with (
         RunDirectory.create(config.runner.output_dir, name, path=run_dir) as directory,
         nothing_left_if_refused(directory),
     ):
+        origin.save(directory.path)
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=False)
@@ -86,22 +91,26 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Continue a run from its newest good checkpoint."""
-    from rlinf.cli.tasks import read_config, refuse_fixed_keys, require_training
+    from rlinf.cli.tasks import read_config, require_training
+    from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
+    from rlinf.runners.evaluation import origin_of
 
     path = find_run(run)
     check_writable(path, "run directory")
-    task, _, before = read_config(str(path / CONFIG_FILE), [])
+    task, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
     require_training(task, run)
-    _, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
-    refuse_fixed_keys(before, config, task.changeable)
+    config, origin = at_absolute_paths(config), origin_of(task, path)
+    origin.refuse_other_config(config, task.changeable, why="a resumed run")
+    origin.refuse_other_files(config)
     check(config, recipe)
 
-    from rlinf.config.dump import to_yaml
+    from rlinf.config.dump import to_data, to_yaml
     from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
 
     with RunDirectory.open(path) as directory:
+        replace(origin, config=to_data(config)).save(path)
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=True)

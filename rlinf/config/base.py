@@ -43,6 +43,9 @@ class StrictModel(BaseModel):
     which one is then neither null, false, 0 nor empty, or ``other: value | value``. Without it they
     keep their default. A subclass adds its own."""
 
+    not_read: ClassVar[frozenset[str]] = frozenset()
+    """Paths of the section that no run reads: what it writes to, or executes."""
+
     def unwritten(self, key: str) -> Any:
         """What a key is where it is not written."""
         return (

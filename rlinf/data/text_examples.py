@@ -122,7 +122,7 @@ class TextExamplesConfig(TextSourceConfig):
         kept = len(train) - self.held_out
         return TextExampleSets(
             TextExamples(train.examples[:kept], train.report),
-            TextExamples(train.examples[kept:], train.report),
+            TextExamples(train.examples[kept:], f"the last {self.held_out} of them"),
         )
 
     def _from_files(
@@ -157,6 +157,13 @@ class TextExamplesConfig(TextSourceConfig):
     ) -> TextExamples:
         if self.apply_chat_template:
             require_template(tokenizer)
+        elif tokenizer.eos_token_id is None:
+            raise ConfigError(
+                "the tokenizer has no token that ends a text, which is to follow each answer; name "
+                "one as eos_token in its tokenizer_config.json, or write true where it has a chat "
+                "template",
+                key="apply_chat_template",
+            )
         notes.counts["records"] = notes.counts["records"] or len(raw)
         examples: list[TextExample] = []
         for start in range(0, len(raw), BATCH):
@@ -169,7 +176,7 @@ class TextExamplesConfig(TextSourceConfig):
                 f"{long} examples are longer than {self.max_length} tokens, and long_examples is "
                 "refuse"
             )
-            raise ConfigError(notes.listed(why), key="max_length")
+            raise ConfigError(notes.listed(why, "long"), key="max_length")
         if not examples:
             raise ConfigError(f"no example is left: {notes.report(0)}", key=source)
         return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
@@ -268,3 +275,9 @@ class TextExampleSets(NamedTuple):
 
     train: TextExamples
     validation: TextExamples | None
+
+    @property
+    def report(self) -> str:
+        """What both hold, and what was left out on loading."""
+        validation = "" if self.validation is None else f"\nvalidation: {self.validation.report}"
+        return f"training: {self.train.report}{validation}"

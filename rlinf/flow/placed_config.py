@@ -44,6 +44,8 @@ _LINES = 4
 class RunnerConfig(StrictModel):
     """Where a run is written."""
 
+    not_read = frozenset({"output_dir"})
+
     output_dir: Path = Path("runs")
     """Directory that holds the run directories."""
     timeline: bool = False

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from rlinf.checkpoint.weights import check_finite
 from rlinf.data import tokenizer as tokenizers
 from rlinf.data.pictures import PictureReader, reads_pictures
 from rlinf.errors import ConfigError
@@ -120,6 +121,7 @@ def _loaded(config: LanguageModelConfig) -> Any:
             what = f"{_damaged_file(_directory(config))}, which is cut or damaged,"
         raise ConfigError(f"{what} cannot be read: {why}", key="path") from error
     _check_weights(_directory(config), report)
+    check_finite(model.named_parameters(), source=f"the model in {config.path}", key="path")
     return model
 
 

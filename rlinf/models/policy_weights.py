@@ -11,7 +11,7 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from rlinf.checkpoint.weights import check_compatible
+from rlinf.checkpoint.weights import check_compatible, check_finite
 from rlinf.envs.spec import written_spec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.policy import Policy
@@ -108,6 +108,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
         found = merged_adapters(found, own)
         own = {name: tensor for name, tensor in own.items() if name in found} if base else own
     _require_fit(own, critic, found, path, key=key)
+    check_finite(found.items(), source=str(path), key=key)
     policy.load_state_dict(found, strict=False)
     if policy.base is not None:
         with path.expanduser().open("rb") as content:

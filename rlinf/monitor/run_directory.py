@@ -1,6 +1,7 @@
 """The directory of a run: where everything it writes lies, and whose it is.
 
 runs/<recipe>/<time>/        config.yaml     the resolved configuration
+                             origin.json     the same as it began, and digests of the files it read
                              metrics.jsonl   numbers of every step
                              run.log         what the run said
                              timeline.json   trace, if asked for
@@ -30,11 +31,11 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.files import is_disk_full, point_link, write_atomic
+from rlinf.config.named_files import LATEST
 from rlinf.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
-LATEST = "latest"
 _LOCK_FILE = ".lock"
 _logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"

@@ -33,6 +33,8 @@ _START = "import sys; sys.path.insert(0, '.'); from rlinf.rewards.grading.{0} im
 class CodeConfig(AnswerConfig):
     """Does the program in the completion pass the tests?"""
 
+    not_read = frozenset({"python"})
+
     type: Literal["code"] = "code"
     """Which reward this section configures."""
     value: Literal["all", "fraction"] = "all"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from rlinf.config.dump import to_data
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.data.specifications import HashedSpec, SpecifiedResult
@@ -15,6 +16,7 @@ from rlinf.data.specifications import compare as compare_results
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE
+from rlinf.monitor.run_origin import Origin
 from rlinf.runners.task import Evaluated, Purpose, Task
 
 if TYPE_CHECKING:
@@ -219,6 +221,7 @@ def load_run(
     named, or else its good one: the newest, or the best where the task leaves that behind.
 
     Raises:
+        ConfigError: Its model is not the one that it began with.
         CheckpointError: There is no good checkpoint.
     """
     return _configured(task, run_of(source), overrides), _checkpoint(task, source)
@@ -226,7 +229,20 @@ def load_run(
 
 def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> PlacedConfig:
     recipe = load_recipe(str(run / CONFIG_FILE), overrides)
-    return validate(task.config_class, recipe.data, recipe)
+    config = validate(task.config_class, recipe.data, recipe)
+    origin = origin_of(task, run)
+    origin.refuse_other_config(config, task.changeable_evaluation, why="a trained run")
+    origin.refuse_other_files(config, section="model")
+    return config
+
+
+def origin_of(task: type[Task[Any]], run: Path) -> Origin:
+    """What a run began with; of one that did not write it down, its configuration alone."""
+    origin = Origin.load(run)
+    if origin is None:
+        recipe = load_recipe(str(run / CONFIG_FILE), [])
+        origin = Origin(to_data(validate(task.config_class, recipe.data, recipe)))
+    return origin
 
 
 def _checkpoint(task: type[Task[Any]], source: Path) -> Checkpoint:

@@ -259,6 +259,7 @@ class AnswerCounts(Counts):
                 metrics[f"rollout/{name}"] = float(total(name))
         if config.rollout.agent is not None:
             metrics["rollout/turns"] = total("turns") / max(total("completions"), 1)
+            metrics["rollout/tool_failures"] = float(total("tool_failures"))
         return metrics
 
     def summary(self, run: Run) -> str:

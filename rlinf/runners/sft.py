@@ -150,6 +150,10 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         """With the model that the run begins with."""
         return replace(super().context(trains=trains), model=self._model)
 
+    def begin(self, run: Run) -> None:
+        """Say what was read, and what was left out."""
+        print(run.groups.started["source"][0], flush=True)
+
     @property
     def instead_of_evaluation(self) -> str:
         """Who asks the model, and where the loss on held-out texts is seen."""

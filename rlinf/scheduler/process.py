@@ -134,6 +134,10 @@ class Process:
         for put in due:
             self.wait(put, "a channel to take an item")
 
+    def who_waits(self) -> str:
+        """Who waits for whom, since when, and the innermost lines of the stacks."""
+        return render(self._report())
+
     def _report(self) -> list[Row]:
         try:
             asked = self.endpoint.request(self.driver, "diagnosis.report")

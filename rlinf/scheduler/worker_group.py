@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
@@ -264,26 +266,36 @@ class WorkerGroupFuncResult:
         self._calls = calls
         self._results: dict[int, Any] = {}  # by position
 
-    def wait(self) -> list[Any]:
+    def wait(self, timeout: float | None = None) -> list[Any]:
         """Wait for all ranks and return their results in order of the ranks.
+
+        Args:
+            timeout: Seconds; None: as long as it takes. The call goes on behind it, and may be
+                waited for again.
 
         Raises:
             WorkerCallError: The method raised on a rank; raised as soon as the first one does. It
                 is also of the type that the worker raised.
             WorkerDiedError: A worker's process ended.
-            WaitTimeout: A worker's process did not start within the deadline.
+            WaitTimeout: A worker's process did not start within the deadline, or the call took
+                longer than the ``timeout``; then with who waits for whom.
         """
+        end = None if timeout is None else time.monotonic() + timeout
         with Tracer.trace_span(self._method, cat="group call"):
             while len(self._results) < len(self._calls):
-                self._wait_some()
+                self._wait_some(end)
                 self._collect()
         return [self._results[position] for position in range(len(self._calls))]
 
-    async def async_wait(self) -> list[Any]:
+    async def async_wait(self, timeout: float | None = None) -> list[Any]:
         """Wait on the event loop for all ranks; raises like `wait`."""
-        for finished in asyncio.as_completed(map(asyncio.wrap_future, self._calls)):
-            await finished
-            self._collect()
+        calls = map(asyncio.wrap_future, self._calls)
+        try:
+            for finished in asyncio.as_completed(calls, timeout=timeout):
+                await finished
+                self._collect()
+        except TimeoutError:
+            return await asyncio.to_thread(self.wait, 0.0)
         return self.wait()
 
     def done(self) -> bool:
@@ -338,15 +350,22 @@ class WorkerGroupFuncResult:
                 name = self._names[position]
                 self._results[position] = result_of(call.result(), name, self._method)
 
-    def _wait_some(self) -> None:
-        """Wait for one more rank; a process that does not even start has a deadline."""
+    def _wait_some(self, end: float | None) -> None:
+        """Wait for one more rank, until a time of the monotonic clock if one is given; a process
+        that does not even start has a deadline."""
         process = require_process()
         missing = [p for p in range(len(self._calls)) if p not in self._results]
         names = [self._names[position] for position in missing]
         calls = [self._calls[position] for position in missing]
+        left = math.inf if end is None else max(end - time.monotonic(), 0.0)
         with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
-            if _one_done(calls, process.deadline_seconds):
+            if _one_done(calls, min(process.deadline_seconds, left)):
                 return
+            if left < process.deadline_seconds:
+                raise WaitTimeout(
+                    f"{self._method} of {names} took longer than the timeout of its wait; it goes "
+                    f"on.\n{process.who_waits()}"
+                )
         for name in names:
             if not process.ask_driver("registry.started", name):
                 raise WaitTimeout(

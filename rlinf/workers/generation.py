@@ -47,6 +47,7 @@ class GenerationWorker(StageWorker):
         super().__init__()
         self._config, self._context = config, context
         self._engine: Engine
+        self._tools: ToolUse | None = None
         self._weights: WeightReceiver[Any] | None = None
         self._released = False
         if not context.trains:
@@ -77,9 +78,10 @@ class GenerationWorker(StageWorker):
             return
         agent = config.rollout.agent
         if agent is not None:
+            self._tools = ToolUse(agent, tokenizer)
             self._engine = Conversations(
                 self._engine,
-                ToolUse(agent, tokenizer),
+                self._tools,
                 max_turns=agent.max_turns,
                 max_turn_tokens=agent.max_turn_tokens,
             )
@@ -158,9 +160,12 @@ class GenerationWorker(StageWorker):
                 {slot: prompts[slot] for slot in slots_here},
                 {slot: spares[slot :: len(prompts)] for slot in slots_here},
             )
+        failed_before = 0 if self._tools is None else self._tools.failures
         filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
         yield from filling.run(requests, scored)
         book.report.engine_restarts = self._engine.restarts
+        if self._tools is not None:
+            book.report.tool_failures = self._tools.failures - failed_before
         return book.report
 
     def evaluate(

@@ -32,6 +32,7 @@ class GenerationReport:
         tokens: Sampled tokens, those of rejected groups included.
         completions: Completions that ended.
         turns: Turns of these.
+        tool_failures: Calls that a tool failed.
         begun: Groups that were begun, spares left out.
         interrupted: Completions that go on in the next step.
         carried: Groups that have no slot yet, complete ones included.
@@ -47,6 +48,7 @@ class GenerationReport:
     tokens: int = 0
     completions: int = 0
     turns: int = 0
+    tool_failures: int = 0
     begun: int = 0
     interrupted: int = 0
     carried: int = 0

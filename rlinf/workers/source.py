@@ -108,8 +108,8 @@ class SourceWorker(StageWorker):
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
 
-    def start(self, env_spec: EnvSpec | None = None) -> None:
-        """Read the data.
+    def start(self, env_spec: EnvSpec | None = None) -> str | None:
+        """Read the data; returns, of texts, what was read and what was left out, in words.
 
         Args:
             env_spec: What the environments show and take in which the policy acts afterwards.
@@ -118,6 +118,8 @@ class SourceWorker(StageWorker):
             ConfigError: The data cannot be used, or is of other environments.
         """
         config = self._config
+        if isinstance(config, FineTuningConfig):
+            return self._read_texts(config)
         with in_section("data"):
             if isinstance(config, BehaviourCloningConfig):
                 assert env_spec is not None
@@ -127,15 +129,19 @@ class SourceWorker(StageWorker):
                 self._train = Chunks(recorded, size)
                 self._held_out = Chunks(kept_back, size) if kept_back else None
                 self._draws: Draws | WeightedDraws = self._train.draws(config.order_seed)
-            elif isinstance(config, FineTuningConfig):
-                model = self._context.model or config.model
-                tokenizer, reader = load_tokenizer(model), None
-                if config.has_pictures:
-                    reader = picture_reader(model, tokenizer)
-                sets = config.data.build(tokenizer, reader)
-                self._train = Texts(sets.train)
-                self._held_out = None if sets.validation is None else Texts(sets.validation)
-                self._draws = Draws(len(self._train), seed=config.order_seed)
+        return None
+
+    def _read_texts(self, config: FineTuningConfig) -> str:
+        model = self._context.model or config.model
+        with in_section("model"):
+            tokenizer = load_tokenizer(model)
+            reader = picture_reader(model, tokenizer) if config.has_pictures else None
+        with in_section("data"):
+            sets = config.data.build(tokenizer, reader)
+        self._train = Texts(sets.train)
+        self._held_out = None if sets.validation is None else Texts(sets.validation)
+        self._draws = Draws(len(self._train), seed=config.order_seed)
+        return sets.report
 
     def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
         """Stage: the global batch of a step, from 0, and what validates after it, where due.
@@ -229,6 +235,7 @@ class WarmStartSource(StageWorker):
         else:
             use = ToolUse(config.agent, tokenizer)
             targets, masks = zip(*map(use.demonstration, said), strict=True)
+            use.close()
             learnt = [[*mask, True] for mask in masks]
         ended = [[*target, tokenizer.eos_token_id] for target in targets]
         pictures = [each.placed(tokens) for each, tokens in zip(seen, prompts, strict=True)]

@@ -6,8 +6,8 @@ import safetensors.torch
 import torch
 
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.weights import check_compatible, export_weights
-from rlinf.errors import CheckpointError
+from rlinf.checkpoint.weights import check_compatible, check_finite, export_weights
+from rlinf.errors import CheckpointError, ConfigError
 
 
 def test_equal_shapes_are_compatible():
@@ -45,3 +45,14 @@ def test_interval():
     config = CheckpointConfig(interval=5)
     assert [step for step in range(1, 12) if config.due(step)] == [5, 10]
     assert not CheckpointConfig(interval=0).due(5)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_number_that_is_none_is_found(value: float, dtype: torch.dtype) -> None:
+    largest = torch.full((300,), 6e4, dtype=dtype)
+    whole = torch.arange(3)
+    check_finite([("a", largest), ("b", whole)], source="file", key="path")
+    largest[7] = value
+    with pytest.raises(ConfigError, match=r"path: file holds numbers that are not finite.* in a"):
+        check_finite([("b", whole), ("a", largest)], source="file", key="path")

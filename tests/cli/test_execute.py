@@ -12,11 +12,12 @@ import typer
 
 from rlinf.cli.failure import reporting
 from rlinf.cli.run_paths import find_run, find_run_or_checkpoint
-from rlinf.cli.tasks import read_config, refuse_fixed_keys
+from rlinf.cli.tasks import read_config
 from rlinf.cli.train import execute
 from rlinf.config.explain import explain
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.monitor.run_origin import Origin
 from rlinf.runners.run import Run
 from rlinf.runners.task import REGISTRY
 
@@ -73,6 +74,7 @@ def test_a_resumed_run_may_become_longer_but_not_another() -> None:
     task, _, before = read_config("quickstart", [])
     _, _, longer = read_config("quickstart", ["runner.total_env_steps=1000000"])
     _, _, other = read_config("quickstart", ["seed=9", "algorithm.gamma=0.5"])
-    refuse_fixed_keys(before, longer, task.changeable)
+    origin = Origin.of(before)
+    origin.refuse_other_config(longer, task.changeable, why="a resumed run")
     with pytest.raises(ConfigError, match=r"seed = 9 \(it was 0\), algorithm\.gamma = 0\.5"):
-        refuse_fixed_keys(before, other, task.changeable)
+        origin.refuse_other_config(other, task.changeable, why="a resumed run")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.cli.main import main
+from rlinf.monitor.run_origin import ORIGIN_FILE
 from tests.runners.support import write_recipe
 
 
@@ -22,6 +23,7 @@ def widened_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     layers = "  hidden_sizes:\n  - 16\n  - 16\n"
     assert layers in text
     config.write_text(text.replace(layers, layers.replace("16", "24")), encoding="utf-8")
+    (run / ORIGIN_FILE).unlink()  # else the edit itself is refused, see test_run_files.py
     return run
 
 

@@ -77,6 +77,26 @@ def test_validation_is_held_out_from_the_end_or_read_from_files(tokenizer, write
         build(tokenizer, files={"train": [path]}, held_out=5)
 
 
+def test_what_was_read_is_said_of_both_parts(tokenizer, write):
+    path = write("a.jsonl", *sums(5), {"prompt": "1", "reply": "2"})
+    said = build(tokenizer, files={"train": [path]}, held_out=2).report
+    assert said.startswith("training: 5 prompts of 6 records, 1 broken\n")
+    assert f"{path}:6: has no key `answer`" in said
+    assert said.endswith("\nvalidation: the last 2 of them")
+    assert "validation" not in build(tokenizer, files={"train": [path]}).report
+
+
+def test_a_tokenizer_without_an_end_token_is_refused(tokenizer, write):
+    class Endless:
+        chat_template, unk_token_id, eos_token_id = None, None, None
+
+        def __call__(self, text, *, add_special_tokens):
+            return tokenizer(text, add_special_tokens=add_special_tokens)
+
+    with pytest.raises(ConfigError, match=r"no token that ends a text.*eos_token"):
+        build(Endless(), files={"train": [write("a.jsonl", *sums(2))]})
+
+
 def test_a_generated_task_brings_worked_targets_and_held_out_prompts(tmp_path):
     task = {"type": "arithmetic", "levels": [2], "size": 20, "held_out": 5}
     config = validate(TextExamplesConfig, {"task": task}, "test")
@@ -100,6 +120,9 @@ def test_broken_and_long_records_are_named(tokenizer, write):
         assert told in train.report
     with pytest.raises(ConfigError, match=r"^max_length: 1 examples(.*\n)*.*a\.jsonl:4: 11"):
         build(tokenizer, files={"train": [path]}, max_length=8, long_examples="refuse")
+    with pytest.raises(ConfigError) as refused:  # of the other kind nothing is listed
+        build(tokenizer, files={"train": [path]}, max_length=8, long_examples="refuse")
+    assert "no key" not in str(refused.value)
     with pytest.raises(ConfigError, match="1 of 7 records are broken, and broken_records is ref"):
         build(tokenizer, files={"train": [path], "broken_records": "refuse"})
     with pytest.raises(ConfigError, match=r"^files\.train: no example is left"):

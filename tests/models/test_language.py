@@ -108,6 +108,10 @@ def test_what_was_saved_is_loaded(tied: bool, tokenizer_path: Path, tmp_path: Pa
         ({"model.norm.weight": None}, "missing in the files.*model.norm.weight"),
         ({"model.extra.weight": torch.zeros(2)}, "unknown to the model: model.extra.weight"),
         ({"model.norm.weight": torch.zeros(7)}, "another shape.*model.norm.weight"),
+        (
+            {"model.norm.weight": torch.full((SMALL.hidden_size,), torch.nan)},
+            "numbers that are not finite, first in model.norm.weight",
+        ),
     ],
 )
 def test_weights_that_do_not_fit_are_refused(

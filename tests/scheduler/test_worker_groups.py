@@ -17,7 +17,7 @@ from rlinf.scheduler import (
     PackedPlacementStrategy,
     Worker,
 )
-from rlinf.scheduler.errors import NameTakenError, WorkerCallError
+from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
     Basic,
@@ -51,6 +51,18 @@ def test_done_is_false_until_the_call_is(shared):
     assert call.wait() == [0]
     assert call.done()
     assert call.wait() == [0]
+
+
+def test_a_wait_may_have_a_timeout_and_be_made_again(shared):
+    group = shared(Basic)
+    call = group.sleep(0.6)
+    with pytest.raises(WaitTimeout, match=r"(?s)sleep of .* took longer than .* it goes on.*sleep"):
+        call.wait(timeout=0.05)
+    with pytest.raises(TimeoutError, match="sleep of"):
+        asyncio.run(call.async_wait(timeout=0.05))
+    assert call.wait(timeout=100) == [0, 1, 2]
+    with pytest.raises(ValueError, match="this rank fails"):
+        group.fail_on(1).wait(timeout=100)
 
 
 def test_async_wait(shared):

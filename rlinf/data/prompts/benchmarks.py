@@ -130,7 +130,7 @@ class BenchmarkConfig(EncodingConfig):
                 f"{notes.counts['broken']} of {notes.counts['records']} records of {self.path} are "
                 f"not of the format {self.format}"
             )
-            raise ConfigError(notes.listed(why), key="path")
+            raise ConfigError(notes.listed(why, "broken"), key="path")
 
     def _question(self, where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
         del folder

@@ -124,7 +124,7 @@ class RecordFilesConfig(StrictModel):
         if broken > bound:
             rule = f"at most {bound} are left out (max_broken)"
             rule = rule if skips else "broken_records is refuse"
-            text = notes.listed(f"{broken} of {records} records are broken, and {rule}")
+            text = notes.listed(f"{broken} of {records} records are broken, and {rule}", "broken")
             raise ConfigError(text, key=name)
 
     def check(self) -> None:

@@ -203,7 +203,7 @@ def encode_prompts(
             f"{notes.counts['long']} prompts are longer than {config.max_prompt_length} tokens, "
             "and long_prompts is refuse"
         )
-        raise ConfigError(notes.listed(why), key="max_prompt_length")
+        raise ConfigError(notes.listed(why, "long"), key="max_prompt_length")
     prompts = tuple(
         Prompt(
             prompt_id=i,

@@ -95,22 +95,24 @@ class Notes:
     """Collects what happens while one set is loaded, by the names in :class:`LoadingReport`."""
 
     counts: Counter[str] = field(default_factory=Counter)
-    examples: list[str] = field(default_factory=list)
+    first: list[tuple[str, str]] = field(default_factory=list)
+    """The first events of each kind, in the order in which they came."""
 
     def add(self, kind: str, where: str, reason: object) -> None:
-        """Count an event, and keep it if it is one of the first."""
+        """Count an event, and keep it if it is one of the first of its kind."""
         self.counts[kind] += 1
-        if len(self.examples) < _SHOWN:
-            self.examples.append(f"{where}: {reason}")
+        if self.counts[kind] <= _SHOWN:
+            self.first.append((kind, f"{where}: {reason}"))
 
-    def listed(self, text: str) -> str:
-        """A text with the first events, a line each."""
-        return f"{text}:\n  " + "\n  ".join(self.examples)
+    def listed(self, text: str, kind: str) -> str:
+        """A text with the first events of a kind, a line each."""
+        return "\n  ".join([f"{text}:", *(line for other, line in self.first if other == kind)])
 
     def report(self, prompts: int) -> LoadingReport:
         """Everything so far."""
         counts = {"records": 0, **self.counts}
-        return LoadingReport(prompts=prompts, examples=tuple(self.examples), **counts)
+        examples = tuple(line for _, line in self.first[:_SHOWN])
+        return LoadingReport(prompts=prompts, examples=examples, **counts)
 
 
 def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPrompt]:
@@ -208,7 +210,7 @@ _READERS = {".parquet": _parquet, ".csv": _csv, ".json": _json}
 def _parsed(data: bytes) -> Any:
     """What JSON says, or the error that it is none."""
     try:
-        return json.loads(data.decode(), parse_constant=_refuse_constant)
+        return json.loads(data.decode().rstrip(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
         return UnusableRecordError(_not_utf8(error))
     except json.JSONDecodeError as error:

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from rlinf.checkpoint.weights import check_finite
 from rlinf.errors import ConfigError
 
 _SHOWN = 5  # names listed per kind of difference
@@ -293,6 +294,7 @@ def load_published(
             key="path",
         )
     read = {name: found[name] for name in own}
+    check_finite(read.items(), source=str(path), key="path")
     model.load_state_dict(
         {name: tensor.to(dtype or tensor.dtype) for name, tensor in read.items()},
         strict=False,

@@ -116,7 +116,7 @@ def test_chat_template_takes_texts_and_messages(tokenizer, write):
 BROKEN = {
     b"": "no reason, a blank line is none",
     b"{": "no JSON",
-    b'{"prompt": "1", "solutions": "1"': "no JSON",
+    b'{"prompt": "1", "solutions": "1"': "no JSON, Expecting ',' delimiter at column 33",
     b'{"prompt": "1\xff", "solutions": "1"}': "not UTF-8 at byte 13",
     b"[1]": "an object is expected, not list",
     b"null": "an object is expected, not NoneType",

@@ -1,0 +1,140 @@
+"""What a run began with: its configuration, and the files that it read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlinf.checkpoint.files import write_atomic
+from rlinf.config.base import StrictModel
+from rlinf.config.dump import leaves, to_data
+from rlinf.config.named_files import Fingerprint, fingerprint, named_files
+from rlinf.errors import ConfigError
+
+ORIGIN_FILE = "origin.json"
+_SHOWN = 3
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Configuration and files of a run, as it began or was last resumed."""
+
+    config: Mapping[str, Any]
+    """As plain data, every default written out."""
+    files: Mapping[str, Fingerprint] = field(default_factory=dict)
+    """What was in the files and directories that the configuration names, by key."""
+
+    @classmethod
+    def of(cls, config: StrictModel) -> Origin:
+        """Look at the files of a configuration.
+
+        Raises:
+            ConfigError: One cannot be read.
+        """
+        return cls(to_data(config), {key: _read(key, path) for key, path in named_files(config)})
+
+    @classmethod
+    def load(cls, run: Path) -> Origin | None:
+        """Of the run in a directory; None where none was written down."""
+        file = run / ORIGIN_FILE
+        return cls(**json.loads(file.read_bytes())) if file.is_file() else None
+
+    def save(self, run: Path) -> None:
+        """Write it to the directory of the run."""
+        write_atomic(run / ORIGIN_FILE, json.dumps(asdict(self)).encode())
+
+    def refuse_other_files(self, config: StrictModel, *, section: str = "") -> None:
+        """Refuse files, of a section alone if one is given, that are not those of the beginning.
+
+        They may lie elsewhere by now. A key that named none then is not looked at.
+
+        Raises:
+            ConfigError: One differs or is gone, by key.
+        """
+        for key, path in named_files(config):
+            if key not in self.files or not f"{key}.".startswith(f"{section}." if section else ""):
+                continue
+            changed = _changes(self.files[key], _read(key, path))
+            if changed:
+                more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
+                raise ConfigError(
+                    f"{path} is not what the run began with: {', '.join(changed[:_SHOWN])}{more}. "
+                    "Put those files back, or begin a new run",
+                    key=key,
+                )
+
+    def refuse_other_config(
+        self, config: StrictModel, changeable: Sequence[str], *, why: str
+    ) -> None:
+        """Refuse other values of keys that decided what was trained so far.
+
+        Paths of what the run read may be others: :meth:`refuse_other_files` looks at what is there.
+
+        Raises:
+            ConfigError: Names each key with both values.
+        """
+        data = to_data(config)
+        for key in self.files:
+            _put(data, key, _value(self.config, key))
+        old, new = dict(leaves(self.config)), dict(leaves(data))
+        changed = [
+            f"{key} = {new.get(key)} (it was {old.get(key)})"
+            for key in old | new
+            if old.get(key) != new.get(key)
+            and not any(key == name or key.startswith(f"{name}.") for name in changeable)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{why} keeps what it trains; not changeable: {', '.join(changed)}. "
+                f"Changeable: {', '.join(changeable) or 'nothing'}. "
+                "For another value start a new run."
+            )
+
+
+def _read(key: str, path: Path) -> Fingerprint:
+    try:
+        return fingerprint(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{error.filename or path} cannot be read: {error.strerror}. If it was moved, say "
+            f"where it is: {key}=PATH",
+            key=key,
+        ) from error
+
+
+def _changes(before: Fingerprint, now: Fingerprint) -> list[str]:
+    if len(before) == len(now) == 1:  # a file may have another name where it lies now
+        return [] if [*before.values()] == [*now.values()] else [f"{next(iter(now))} differs"]
+    words = {
+        name: "differs" if name in before and name in now
+        else "is new" if name in now
+        else "is missing"
+        for name in sorted({*before, *now})
+        if before.get(name) != now.get(name)
+    }  # fmt: skip
+    return [f"{name} {word}" for name, word in words.items()]
+
+
+def _entry(data: Any, part: str) -> Any:
+    return data[part] if isinstance(data, Mapping) else data[int(part)]
+
+
+def _value(data: Any, key: str) -> Any:
+    for part in key.split("."):
+        data = _entry(data, part)
+    return data
+
+
+def _put(data: Any, key: str, value: Any) -> None:
+    """Replace an entry that is there, and not null."""
+    *above, last = key.split(".")
+    try:
+        for part in above:
+            data = _entry(data, part)
+        if _entry(data, last) is not None:
+            data[last if isinstance(data, Mapping) else int(last)] = value
+    except (KeyError, IndexError, ValueError, TypeError):
+        pass  # another number of sets or of files, which is a change

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from rlinf.errors import RunFailure
+from rlinf.errors import RLinfError, RunFailure, told
 
 SubjectT = TypeVar("SubjectT")
 
@@ -48,4 +48,5 @@ def outcome(
     try:
         return CheckResult(name, True, check(subject))
     except expected as error:
-        return CheckResult(name, False, str(error))
+        own = isinstance(error, NotMetError | RLinfError)
+        return CheckResult(name, False, str(error) if own else told(error))

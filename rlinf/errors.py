@@ -6,8 +6,10 @@ prints it without a stack trace and exits with 2. Everything else is a failure o
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,6 +48,17 @@ def in_section(section: str) -> Iterator[None]:
         if error.key:
             error.key = f"{section}.{error.key}"
         raise
+
+
+def told(error: BaseException) -> str:
+    """An exception of somebody else's code in a line: type, message, and the file and line of the
+    innermost call that is neither in this package nor in an installed one."""
+    package, lines = str(Path(__file__).resolve().parent), []
+    for frame in traceback.extract_tb(error.__traceback__):
+        foreign = "site-packages" in frame.filename or frame.filename.startswith("<")
+        if not foreign and not frame.filename.startswith(f"{package}{os.sep}"):
+            lines.append(f" ({frame.filename} line {frame.lineno})")
+    return " ".join(f"{type(error).__name__}: {error}".split()) + (lines[-1] if lines else "")
 
 
 def install_command(extra: str) -> str:

@@ -52,13 +52,28 @@ class Supervised(Algorithm):
         """[N, K] error of each term, 0 where it is not to be learnt."""
         errors: Tensor
         if self._objective == "likelihood":
-            errors = -batch.fold(policy(batch).log_probs)
+            errors = -batch.fold(self._log_probs(policy, batch))
         elif self._objective == "model":
             errors = policy(batch, imitate=True).flatten(1)
         else:
             distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
             errors = distance.square().flatten(1)
         return errors * (batch.mask > 0)
+
+    @staticmethod
+    def _log_probs(policy: Any, batch: Batch) -> Tensor:
+        try:
+            found: Tensor = policy(batch).log_probs
+        except KeyError as error:
+            name = error.args[0] if error.args else ""
+            if name in batch.inputs:
+                raise
+            raise ConfigError(
+                f"objective likelihood: to say how likely an action is the policy needs `{name}`, "
+                "which its own actions have and recorded ones have not; nearest: squared_error, or "
+                "model where the policy has a loss of its own"
+            ) from error
+        return found
 
 
 def check_objective(policy: Policy, objective: Objective, *, model: str, key: str) -> None:

@@ -19,7 +19,8 @@ class CheckpointConfig(StrictModel):
     """Newest checkpoints that are kept; null keeps all."""
 
     keep_best: int = Field(default=1, ge=0)
-    """Best checkpoints, by evaluation success rate, that are kept besides the newest."""
+    """Best checkpoints that are kept besides the newest, by the success rate of evaluations, or by
+    the mean return where no episode succeeds."""
 
     layout: Literal["whole", "sharded"] = "whole"
     """How the state of a language model's trainer with several ranks is written: gathered, by the

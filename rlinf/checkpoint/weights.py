@@ -51,8 +51,10 @@ def check_finite(weights: Iterable[tuple[str, Tensor]], *, source: str, key: str
     """Refuse, by a ConfigError of ``key``, weights with a number that is none, by name: every
     output and every update of them would be none either."""
     for name, weight in weights:
-        # One pass and no memory; numbers that are finite do not add up to more than float32 holds.
-        if weight.is_floating_point() and not weight.sum(dtype=torch.float32).isfinite():
+        # The sum takes no memory; a finite one says that all is.
+        if not weight.is_floating_point() or weight.sum(dtype=torch.float32).isfinite():
+            continue
+        if not weight.isfinite().all():
             raise ConfigError(
                 f"{source} holds numbers that are not finite, first in {name}: it was damaged, or "
                 "its training had diverged; give another one",

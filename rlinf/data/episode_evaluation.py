@@ -173,6 +173,15 @@ class EvaluationResult(SpecifiedResult):
         returns = [outcome.episode_return for outcome in self.outcomes if outcome.valid]
         return math.fsum(returns) / len(returns) if returns else math.nan
 
+    @property
+    def score(self) -> float:
+        """By what results are ranked: the success rate, in (0, 1]; where no episode succeeds, as at
+        a task that has no goal but its reward, a number in [-1, 0] that grows with the return."""
+        if self.successes:
+            return self.success_rate
+        found = self.mean_return
+        return -1.0 if math.isnan(found) else (found / (1.0 + abs(found)) - 1.0) / 2.0
+
     def __str__(self) -> str:
         low, high = self.interval
         whole = (

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from rlinf.config.nearest import nearest_names
 from rlinf.envs.base import Observation, SimulatorEnv
 from rlinf.errors import ConfigError
 
@@ -117,8 +118,10 @@ class GymnasiumEnv(SimulatorEnv):
         """Execute one action."""
         observation, reward, terminated, truncated, info = self._env.step(self._given(action))
         self._return += float(reward)
-        if self._options.success_key is not None:
-            info = {**info, "success": bool(info.get(self._options.success_key, False))}
+        if (key := self._options.success_key) is not None:
+            if (terminated or truncated) and key not in info and (near := nearest_names(key, info)):
+                raise ValueError(f"options.success_key: info has no `{key}`, but `{near[0]}`")
+            info = {**info, "success": bool(info.get(key, False))}
         elif self._options.success_return is not None:
             info = {**info, "success": self._return >= self._options.success_return}
         return self._converted(observation), float(reward), terminated, truncated, info

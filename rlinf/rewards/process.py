@@ -15,7 +15,7 @@ import resource
 from collections.abc import Callable
 from typing import Any
 
-from rlinf.errors import in_section
+from rlinf.errors import in_section, told
 from rlinf.processes.child import serve
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import RewardFunction, RewardInput, RewardOutput
@@ -43,8 +43,7 @@ class Scorer:
             try:
                 value: Any = function(sample)
             except Exception as error:  # noqa: BLE001 - one sample must not end the run
-                text = " ".join(f"{type(error).__name__}: {error}".split())
-                return RewardOutput.invalid(name, "exception", text, parts)
+                return RewardOutput.invalid(name, "exception", told(error), parts)
             detail = ""
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 detail = f"it returned {value!r:.200}, a {type(value).__name__}, not a number"

@@ -54,7 +54,7 @@ class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[Behav
     def best(self, score: float) -> str:
         """In words, what the best evaluation found."""
         if self.config.evaluation.interval:
-            return f"highest success: {score:.3f}"
+            return f"highest success: {max(score, 0.0):.3f}"
         return super().best(score)
 
     def leave(self, run: Run) -> None:

@@ -129,6 +129,11 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             "eval/return": result.mean_return,
         }
 
+    def score(self, result: EvaluationResult, metrics: Mapping[str, float]) -> float:
+        """The success rate, or below it where no episode succeeds, by the mean return."""
+        del metrics
+        return result.score
+
     def load_weights(self, groups: Groups, workers: Mapping[str, Any], step: int) -> None:
         """Let the policy act with what the state of a run's workers has."""
         weights, base = acting_weights(workers), base_of(workers)

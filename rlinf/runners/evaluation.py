@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
@@ -72,7 +72,12 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         result = self.play(groups, spec, name)
         result.save(directory / f"{stem}_step_{step:08d}.json")
         metrics = self.metrics(result)
-        return Evaluated(metrics, score=metrics["eval/success"], text=str(result))
+        return Evaluated(metrics, score=self.score(result, metrics), text=str(result))
+
+    def score(self, result: ResultT, metrics: Mapping[str, float]) -> float:
+        """By what the best weights are kept, higher is better; the success rate."""
+        del result
+        return metrics["eval/success"]
 
 
 # -- runs that are there ------------------------------------------------------------------------

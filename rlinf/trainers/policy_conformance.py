@@ -93,7 +93,8 @@ def check_policy(
         checks.append(_check_bfloat16)
     if torch.accelerator.is_available():
         checks.append(_check_device)
-    return [outcome(f.__name__.removeprefix("_check_"), f, subject) for f in checks]
+    # What a policy raises is its fault, and says nothing of the other checks.
+    return [outcome(f.__name__.removeprefix("_check_"), f, subject, (Exception,)) for f in checks]
 
 
 def _check_acts(subject: PolicySubject) -> str:
@@ -126,7 +127,8 @@ def _check_mode(subject: PolicySubject) -> str:
 def _check_replays(subject: PolicySubject) -> str:
     policy = subject.policy()
     seen, sample = subject.acted(policy)
-    inputs = seen | sample.forward_inputs
+    # Copies, as workers are sent: what was computed for inference alone has no gradients.
+    inputs = {name: each.clone() for name, each in (seen | sample.forward_inputs).items()}
     first, second = (policy.evaluate_actions(inputs) for _ in range(2))
     require(torch.equal(first.log_probs, second.log_probs), "two evaluations differ")
     difference = _near(first.log_probs, sample.log_probs, "log-probs of sample and evaluation")
@@ -134,6 +136,9 @@ def _check_replays(subject: PolicySubject) -> str:
     require(first.entropy.shape == first.log_probs.shape, f"entropy {first.entropy.shape}")
     if sample.values is not None:
         _near(first.values, sample.values, "values of sample and evaluation")
+    trained = subject.policy().train().evaluate_actions(inputs)
+    why = "log-probs of sample and of a policy in training mode (dropout, statistics of a batch?)"
+    _near(trained.log_probs, sample.log_probs, why)
     return f"|Δ log-prob| ≤ {difference:.1e}, ratio from {ratio.min():.7g} to {ratio.max():.7g}"
 
 
@@ -183,6 +188,7 @@ def _check_gradients(subject: PolicySubject) -> str:
 
 def _check_save_and_load(subject: PolicySubject) -> str:
     policy = _moved(subject.policy())
+    policy.update_normalizer(subject.seen)  # statistics travel, too
     own, other = policy.state_dict(), subject.policy(seed=1)
     result = other.load_state_dict(own, strict=False)
     require(not result.missing_keys, f"missing {result.missing_keys[:3]}")
@@ -274,7 +280,7 @@ def _check_bfloat16(subject: PolicySubject) -> str:
     seen, sample = subject.acted(policy)
     found = policy.evaluate_actions(seen | sample.forward_inputs)
     require(found.log_probs.dtype == torch.float32, f"log-probs are {found.log_probs.dtype}")
-    ratio = (found.log_probs.detach() - sample.log_probs).exp()
+    ratio = (found.log_probs - sample.log_probs).detach().exp()
     distance = float((ratio - 1).abs().mean())
     require(distance <= _HALF_BOUND, f"ratios are {distance:.3g} from 1, bound {_HALF_BOUND}")
     return f"first ratios are {distance:.1e} from 1 in the mean, bound {_HALF_BOUND}"

@@ -15,6 +15,7 @@ from rlinf.algorithms.supervised import Supervised
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.imitation import Recorded
 from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
 from rlinf.models.config import MLPConfig
 from rlinf.models.policy import RAW_ACTIONS
 from rlinf.workers.source import Chunks
@@ -48,6 +49,16 @@ def test_of_tokens_it_is_their_mean_cross_entropy() -> None:
         torch.testing.assert_close(_loss(Supervised(), policy, batch, parts), expected)
     empty = Batch.of(inputs={"rows": rows}, mask=torch.zeros_like(mask))
     assert _loss(Supervised(), policy, empty) == 0
+
+
+def test_a_policy_whose_log_probs_need_more_than_the_action_is_refused() -> None:
+    batch = Batch.of(inputs={RAW_ACTIONS: torch.zeros(2, 1)}, mask=torch.ones(2, 1))
+
+    def policy(part: Batch) -> SimpleNamespace:
+        return SimpleNamespace(log_probs=part.inputs["before_squashing"])
+
+    with pytest.raises(ConfigError, match=r"likelihood: .* `before_squashing`.*squared_error"):
+        Supervised().errors(policy, batch)
 
 
 SPEC = EnvSpec(

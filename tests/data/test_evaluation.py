@@ -211,6 +211,10 @@ def test_where_nothing_ever_succeeds_returns_are_said_and_compared():
     assert (comparison.metric, comparison.difference) == ("mean return", 2.5)
     assert (comparison.better, comparison.worse, comparison.method) == (8, 0, "bootstrap")
     succeeds = played(spec, [True] + [False] * 7)
+    broken = replace(first, outcomes=tuple(replace(o, valid=False) for o in first.outcomes))
+    ranked = [broken, returning(-2e6), returning(-2e6 + 1), first, second, returning(1e9), succeeds]
+    assert [each.score for each in ranked] == sorted({each.score for each in ranked})
+    assert (broken.score, succeeds.score) == (-1.0, 0.125)
     assert "mean return" not in str(succeeds)
     assert compare(first, succeeds).metric == "success rate"
 

@@ -126,6 +126,25 @@ def test_an_argument_that_the_environment_does_not_take_is_refused():
     assert refused.value.key == "options.kwargs"
 
 
+class Ends(Odd):
+    """Its first step is the last."""
+
+    def step(self, action):
+        observation, reward, _, truncated, info = super().step(action)
+        return observation, reward, True, truncated, info
+
+
+def test_a_mistyped_key_of_success_is_found_at_the_end_of_an_episode():
+    gymnasium.register("Ends-v0", entry_point=lambda **given: Ends(PLAIN, spaces.Discrete(2)))
+    try:
+        env = GymnasiumEnv(GymnasiumOptions(id="Ends-v0", success_key="is_succes"))
+        env.reset(seed=0)
+        with pytest.raises(ValueError, match="info has no `is_succes`, but `is_success`"):
+            env.step(0)
+    finally:
+        gymnasium.registry.pop("Ends-v0")
+
+
 def test_success_is_said_by_one_option():
     options = GymnasiumOptions(id="CartPole-v1", success_key="is_success", success_return=2.0)
     with pytest.raises(ConfigError, match="one of success_key and success_return"):

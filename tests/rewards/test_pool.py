@@ -40,7 +40,7 @@ def pool():
 @pytest.mark.parametrize(
     ("completion", "fault", "reason"),
     [
-        ("raise", "mine/exception", "ZeroDivisionError: division by zero"),
+        ("raise", "mine/exception", r"ZeroDivisionError: division by zero \(.*\.py line \d+\)$"),
         ("unknown", "mine/exception", "KeyError: 'unknown'"),
         ("memory", "mine/exception", "MemoryError"),
         ("nan", "mine/not_a_number", "nan"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gymnasium
 import numpy as np
+import pytest
 import torch
 
 from rlinf.checkpoint.weights import export_weights
@@ -77,14 +78,32 @@ def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsy
     assert "an env process failed: ImportError: libsimulator.so is missing" in told
 
 
-def test_a_model_that_computes_no_numbers_is_named_and_not_the_simulator(tmp_path, capsys):
+@pytest.mark.parametrize(
+    ("value", "code", "message"),
+    [
+        (
+            np.nan,
+            2,
+            "holds numbers that are not finite, first in actor.layers.2.weight: it was damaged",
+        ),
+        (
+            3e38,
+            1,
+            "the policy `mlp` gives no finite actions in 8 of 8 rows: what it saw and its weights "
+            "are finite, so it is the model",
+        ),
+    ],
+)
+def test_a_model_that_computes_no_numbers_is_named_and_not_the_simulator(
+    value, code, message, tmp_path, capsys
+):
     spec = spec_of(GymnasiumEnv(GymnasiumEnv.Options(id="Pendulum-v1")), 25)
     policy = MLPConfig(hidden_sizes=(16, 16)).build(spec)
-    torch.nn.init.constant_(policy.actor.layers[0].bias, np.nan)
+    with torch.no_grad():
+        policy.actor.layers[1].bias.fill_(9.0)  # the 16 hidden units are nearly 1
+        policy.actor.layers[2].weight.fill_(value)
     path = tmp_path / "policy.safetensors"
     export_weights(path, policy.state_dict(), {})
     run = ["train", str(write_recipe(tmp_path)), f"runner.output_dir={tmp_path}"]
-    assert main([*run, f"model.path={path}"]) == 1
-    told = " ".join(capsys.readouterr().err.split())
-    assert "the policy `mlp` gives no finite actions in 8 of 8 rows: what it saw is finite" in told
-    assert "first `actor.layers.0.bias`" in told
+    assert main([*run, f"model.path={path}"]) == code
+    assert message in " ".join(capsys.readouterr().err.split())

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn.functional import dropout
 
 from rlinf.models.config import REGISTRY, MLPConfig
 from rlinf.models.gaussian import MLPPolicy
@@ -17,11 +19,14 @@ class Broken(MLPPolicy):
     """Whose sample or evaluation is changed."""
 
     fault = ""
+    unseen = 1.0  # no buffer
 
     def sample(self, observations, noise):
         found = super().sample(observations, noise)
         if self.fault == "log-probs":
             return replace(found, log_probs=found.log_probs + 1e-3)
+        if self.fault == "statistics":
+            return replace(found, actions=found.actions * self.unseen)
         if self.fault == "box":
             return replace(found, actions=found.actions + 5.0)
         if self.fault == "random":
@@ -30,8 +35,16 @@ class Broken(MLPPolicy):
             return replace(found, actions=found.actions * min(1.0, len(found.actions) / 4))
         return found
 
+    def update_normalizer(self, forward_inputs):
+        super().update_normalizer(forward_inputs)
+        self.unseen = 0.5
+
     def evaluate_actions(self, forward_inputs):
         found = super().evaluate_actions(forward_inputs)
+        if self.fault == "dropout" and self.training:
+            return replace(found, log_probs=dropout(found.log_probs, 0.5))
+        if self.fault == "raise":
+            raise KeyError("features")
         return replace(found, log_probs=found.log_probs.detach()) if self.fault == "cut" else found
 
 
@@ -80,12 +93,18 @@ def test_vision_language_action_models_pass(name):
         ("box", {"acts"}),
         ("random", {"acts", "mode", "batch_size"}),
         ("batch", {"batch_size"}),
+        ("dropout", {"replays"}),
+        ("statistics", {"save_and_load"}),
+        ("raise", {"replays"}),
     ],
 )
 def test_a_fault_fails_its_check(monkeypatch, fault, checks):
     monkeypatch.setattr(Broken, "fault", fault)
     results = check_policy(BrokenConfig(policy_gain=1.0), env_spec(), ranks=False)
-    assert checks <= {each.name for each in results if not each.passed}
+    failed = {each.name: each.detail for each in results if not each.passed}
+    assert checks <= failed.keys()
+    if fault == "raise":
+        assert re.fullmatch(rf"KeyError: 'features' \({__file__} line \d+\)", failed["replays"])
 
 
 @pytest.mark.slow

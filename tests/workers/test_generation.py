@@ -59,6 +59,7 @@ def worker(rank: int, ranks: int) -> Any:
         seed=7,
     )
     made._algorithm, made._engine, made._carried = algorithm.build(), Letters(), None
+    made._tools = None
     made._rank, made._world_size = rank, ranks
     return made
 

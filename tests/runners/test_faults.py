@@ -89,8 +89,7 @@ def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsy
         (
             3e38,
             1,
-            "the policy `mlp` gives no finite actions in 8 of 8 rows: what it saw and its weights "
-            "are finite, so it is the model",
+            "of 8 rows: what it saw and its weights are finite, so it is the model that computes",
         ),
     ],
 )
@@ -102,6 +101,7 @@ def test_a_model_that_computes_no_numbers_is_named_and_not_the_simulator(
     with torch.no_grad():
         policy.actor.layers[1].bias.fill_(9.0)  # the 16 hidden units are nearly 1
         policy.actor.layers[2].weight.fill_(value)
+        policy.log_std.fill_(100.0)  # an infinite mean and an infinite deviation
     path = tmp_path / "policy.safetensors"
     export_weights(path, policy.state_dict(), {})
     run = ["train", str(write_recipe(tmp_path)), f"runner.output_dir={tmp_path}"]

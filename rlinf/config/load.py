@@ -20,6 +20,8 @@ from rlinf.errors import ConfigError
 
 COMMAND_LINE = "command line"
 _SUFFIXES = (".yaml", ".yml")
+_REPLACED = ("cluster.component_placement",)
+"""Sections that are one value: where each component runs means nothing beside another placement."""
 
 
 @dataclass(frozen=True)
@@ -118,9 +120,10 @@ def nearest_recipes(name: str) -> str:
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """Read a recipe, its ``base:`` chain and the overrides of the command line.
 
-    A mapping is merged into the base's mapping key by key, a list or a value replaces the base's.
-    Overrides are ``a.b=value`` with the value typed as YAML, ``a.0.b=value`` where ``a`` is a list;
-    ``~a.b``, and ``without: [a.b]`` in a file, drop what the layers before said.
+    A mapping is merged into the base's mapping key by key, a list, a value or a placement of
+    components replaces the base's. Overrides are ``a.b=value`` with the value typed as YAML,
+    ``a.0.b=value`` where ``a`` is a list; ``~a.b``, and ``without: [a.b]`` in a file, drop what the
+    layers before said.
 
     Raises:
         ConfigError: A file or override is not legal, bases form a circle, or ``${…}`` dangles.
@@ -149,7 +152,13 @@ class _Layers:
         self.config = OmegaConf.create({})
         self.sources: dict[str, Source] = {}
 
-    def add(self, data: Mapping[str, Any], where: str, lines: Mapping[str, int]) -> None:
+    def add(
+        self, data: Mapping[str, Any], where: str, lines: Mapping[str, int], written: str = ""
+    ) -> None:
+        """Merge a layer, of which ``written`` is the section that was given, or all."""
+        for key in _REPLACED:
+            if f"{key}.".startswith(f"{written}." if written else ""):
+                self._make_room(key, data)
         for key, value in _flatten(data):
             old = OmegaConf.select(self.config, key)
             if not isinstance(value, Mapping):
@@ -163,6 +172,14 @@ class _Layers:
             self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
             raise ConfigError(f"{where}: {_first_line(error)}") from error
+
+    def _make_room(self, key: str, data: Mapping[str, Any]) -> None:
+        """Drop a section that a layer gives anew."""
+        given: Any = data
+        for part in key.split("."):
+            given = given.get(part) if isinstance(given, Mapping) else None
+        if isinstance(given, Mapping) and OmegaConf.is_dict(OmegaConf.select(self.config, key)):
+            self.remove(key, COMMAND_LINE)
 
     def override(self, text: str) -> None:
         if text.startswith("~"):
@@ -181,7 +198,7 @@ class _Layers:
             return
         for part in reversed(key.split(".")):
             data = {part: data}
-        self.add(data, COMMAND_LINE, {})
+        self.add(data, COMMAND_LINE, {}, written=key)
 
     def _set_in_list(self, key: str, data: Any) -> None:
         """Set what an entry of a list holds; a mapping cannot be merged into the list."""

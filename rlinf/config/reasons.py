@@ -125,9 +125,12 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     alike = [here for each in wanted for here in names_here(each)
              if here in subkeys_named(model_class, here.rpartition(".")[2], data)]  # fmt: skip
     elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
+    below = [other for other in elsewhere if parent and other.startswith(f"{parent}.")]
     if alike:
         own = [key for key in alike if key.startswith(f"{parent}.")]
         hint = f"here that is {', '.join(f'`{key}`' for key in own or alike)}"
+    elif below:  # of the same section: the same name says more than a like one
+        hint = f"did you mean `{below[0]}`?"
     elif elsewhere and "did you mean" not in hint:
         hint = f"did you mean `{elsewhere[0]}`? {hint}"
     section = f"section `{parent}`" if parent else "the config"

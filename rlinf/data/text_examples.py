@@ -35,6 +35,11 @@ class ExampleFilesConfig(RecordFilesConfig):
     """Key of the answer, a text; null: the prompt is a list of messages, the last of which, by the
     assistant, is the answer."""
 
+    @property
+    def other_keys(self) -> tuple[str, str | None]:
+        """Of the answer: that of the prompt where it is the last message."""
+        return self.answer_key or self.prompt_key, None
+
 
 class TextExamplesConfig(TextSourceConfig):
     """Where prompts and their answers come from, and how they become tokens."""
@@ -133,9 +138,8 @@ class TextExamplesConfig(TextSourceConfig):
         reader: PictureReader | None,
     ) -> TextExamples:
         notes = Notes()
-        answer = files.answer_key or files.prompt_key  # of a conversation the last is taken below
         with in_section("files"):
-            raw = files.read(name, notes, answer=answer)
+            raw = files.read(name, notes)
         _, limit = files.part(name)
         reader = reader and reader.limited(files.max_image_tokens)
         encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit, reader=reader)

@@ -50,6 +50,13 @@ class SamplingConfig(StrictModel):
     greedy: bool = False
     """Take the most likely token each time; needs temperature 1, at which it is scored."""
 
+    @field_validator("temperature", mode="before")
+    @classmethod
+    def _refuse_zero(cls, value: Any) -> Any:
+        if value == 0 and not isinstance(value, bool):
+            raise ValueError("must be > 0; the most likely token each time is `greedy: true`")
+        return value
+
     @model_validator(mode="after")
     def _check_combination(self) -> Self:
         if self.min_new_tokens > self.max_new_tokens:

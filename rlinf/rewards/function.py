@@ -10,7 +10,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, TypeVar
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.reference import check_reference, names_in_file
@@ -25,10 +25,19 @@ class FunctionConfig(RewardFunctionConfig):
 
     type: Literal["function"] = "function"
     """Which reward this section configures."""
-    function: str = Field(pattern=r"^[^:]+:[A-Za-z_][A-Za-z0-9_]*$")
+    function: str
     """`package.module:name`, or `path/to/file.py:name`."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Passed to the function by name."""
+
+    @field_validator("function")
+    @classmethod
+    def _check_form(cls, value: str) -> str:
+        where, colon, name = value.rpartition(":")
+        if not (where and name.isidentifier()):
+            file = where if colon else value
+            raise ValueError(f"names no function; write FILE.py:NAME or MODULE:NAME: {file}:NAME")
+        return value
 
     def check(self) -> None:
         """Look for the function in its module or file, without running these: that is for the

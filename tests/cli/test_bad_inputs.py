@@ -34,6 +34,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["sed=1"], ["sed = 1 (command line)", "did you mean `seed`?"]),
     (["runer.timeline=true"], ["runer", "did you mean `runner`?"]),
     (["gae_lambda=0.9"], ["did you mean `algorithm.gae_lambda`?"]),
+    (["actor.lr=0.1"], ["did you mean `actor.optim.lr`?"]),
     (["env.num_env=3"], ["env.num_env", "did you mean `num_envs`?"]),
     (["env.train.max_step=3"], ["env.train.max_step", "has no key `max_step`"]),
     (["env.train.options.tsk=x"], ["env.train.options.tsk", "did you mean `task`?"]),

@@ -232,9 +232,9 @@ PROMPTS: list[tuple[str, list[Any], list[str], int, list[str]]] = [
         GOOD,
         ["data.files.prompt_key=question"],
         2,
-        ["data.files", "no prompt is left", "has no key `question`"],
+        ["data.files", "none of the first 8 records", "has no key `question`"],
     ),
-    ("nothing", [], [], 2, ["data.files", "no prompt is left"]),
+    ("nothing", [], [], 2, ["data.files", "prompts.jsonl has no record"]),
     (
         "messages without a template",
         [{"prompt": [{"role": "user", "content": "1"}], "solutions": "1"}],

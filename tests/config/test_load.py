@@ -93,6 +93,24 @@ def test_later_layers_win_and_lists_are_replaced(folder: Path) -> None:
     assert recipe.source_of("model.type").line == 2
 
 
+def test_a_placement_of_components_is_replaced_and_its_entries_are_not(folder: Path) -> None:
+    placed = "seed: 1\ncluster: {cpus: 4, component_placement: {'actor,rollout': 0-1, env: 2}}\n"
+    write(folder / "base.yaml", placed)
+    other = write(
+        folder / "other.yaml", "base: base.yaml\ncluster: {component_placement: {actor: 1}}\n"
+    )
+    assert load_recipe(str(other)).data["cluster"] == {
+        "cpus": 4,
+        "component_placement": {"actor": 1},
+    }
+    for word in ("cluster.component_placement={env: 0}", "cluster={component_placement: {env: 0}}"):
+        loaded = load_recipe(str(other), [word])
+        assert loaded.data["cluster"] == {"cpus": 4, "component_placement": {"env": 0}}
+        assert str(loaded.source_of("cluster.component_placement.env")) == "command line"
+    added = load_recipe(str(other), ["cluster.component_placement.env=0", "cluster.cpus=2"])
+    assert added.data["cluster"] == {"cpus": 2, "component_placement": {"actor": 1, "env": 0}}
+
+
 def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
     write(folder / "mine.yaml", "a: 3\nb: {c: '${a}'}\n")
     assert load_recipe("mine.yaml", ["a=4"]).data == {"a": 4, "b": {"c": 4}}

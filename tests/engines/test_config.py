@@ -20,7 +20,8 @@ from rlinf.errors import ConfigError, MissingPackageError
     [
         ({"max_new_tokens": 4, "min_new_tokens": 6}, "nearest: 4"),
         ({"greedy": True, "temperature": 0.5}, "leave it at 1.0"),
-        ({"temperature": 0.0}, "greater than 0"),
+        ({"temperature": 0.0}, "must be > 0; the most likely token each time is `greedy: true`"),
+        ({"temperature": -1.0}, "greater than 0"),
         ({"top_p": 1.5}, "less than or equal to 1"),
         ({"stop": [""]}, "at least 1 character"),
         ({"max_tokens": 4}, "Extra inputs"),

@@ -42,7 +42,8 @@ def test_every_reward_is_usable():
         ({**LENGTH, "cache_length": 11}, "nearest: 10"),
         ({"type": "length"}, "max_length"),
         ({"type": "code", "total_seconds": 1.0}, "nearest: 6.0"),
-        ({"type": "function", "function": "nothing"}, "function"),
+        ({"type": "function", "function": "nothing"}, "names no function.* nothing:NAME"),
+        ({"type": "function", "function": "rw.py:"}, r"names no function.* rw\.py:NAME"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(section, reason):

@@ -151,8 +151,10 @@ def test_a_run_plays_and_ends_where_it_succeeds_often_enough(tmp_path: Path) -> 
     assert len([line for line in lines if "validation/loss" in line]) == 2
     never = [*played[:-1], "env.train.options.success_return=1.0e6"]
     run = run_recipe(write_cloning(tmp_path), tmp_path / "other", *never)
-    # The best are those of the first of equals, as when losses are compared.
-    assert (run.state.step, run.state.best_score) == (6, 0.0)
+    # Where none succeeds, the best are those with the highest return.
+    returns = [line["eval/return"] for line in metrics(tmp_path / "other") if "eval/return" in line]
+    assert run.state.step == 6
+    assert run.state.best_score == (max(returns[:2]) / (1 - max(returns[:2])) - 1) / 2
     with pytest.raises(ConfigError, match=r"evaluation.stop_at_success.*without interval"):
         run_recipe(write_cloning(tmp_path), tmp_path / "none", played[3])
 

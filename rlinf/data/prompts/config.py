@@ -5,6 +5,7 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -24,7 +25,13 @@ from rlinf.data.prompts.dataset import (
     encode_prompts,
 )
 from rlinf.data.prompts.pictures import sources_of
-from rlinf.data.prompts.prompt_files import Notes, RawPrompt, raw_prompt, read_prompts
+from rlinf.data.prompts.prompt_files import (
+    Notes,
+    RawPrompt,
+    check_records,
+    raw_prompt,
+    read_prompts,
+)
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section
 
@@ -51,7 +58,7 @@ def check_file(path: Path, key: str) -> None:
         )
 
 
-class RecordFilesConfig(StrictModel):
+class RecordFilesConfig(StrictModel, ABC):
     """Records in files of JSON, JSON lines, Parquet or CSV."""
 
     only_with: ClassVar = {
@@ -97,24 +104,24 @@ class RecordFilesConfig(StrictModel):
             return self.train, self.limit
         return self.validation, self.validation_limit
 
-    def read(
-        self, name: Part, notes: Notes, *, answer: str, level: str | None = None
-    ) -> list[RawPrompt]:
-        """The prompts of a part, see :func:`read_prompts`, with what is under the other keys;
-        refuses too many broken ones."""
+    @property
+    @abstractmethod
+    def other_keys(self) -> tuple[str, str | None]:
+        """Keys of answer and, if there is one, level."""
 
-        def take(where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
-            key = self.image_key
-            found = raw_prompt(
-                where, record, self.prompt_key, answer, level, pictured=key is not None
-            )
-            if key is None:
-                return found
-            return replace(found, pictures=sources_of(record.get(key), key, folder))
-
-        raw = read_prompts(self.part(name)[0], take, notes)
+    def read(self, name: Part, notes: Notes) -> list[RawPrompt]:
+        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones."""
+        raw = read_prompts(self.part(name)[0], self._take, notes)
         self.refuse_broken(name, notes)
         return raw
+
+    def _take(self, where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
+        answer, level = self.other_keys
+        key = self.image_key
+        found = raw_prompt(where, record, self.prompt_key, answer, level, pictured=key is not None)
+        if key is None:
+            return found
+        return replace(found, pictures=sources_of(record.get(key), key, folder))
 
     def refuse_broken(self, name: Part, notes: Notes) -> None:
         """Refuse a part with more broken records than are left out; ConfigError names the first."""
@@ -128,11 +135,14 @@ class RecordFilesConfig(StrictModel):
             raise ConfigError(text, key=name)
 
     def check(self) -> None:
-        """Look for the files."""
-        for path in self.train:
-            check_file(path, "train")
-        for path in self.validation:
-            check_file(path, "validation")
+        """Look for the files, and for a record in each that can be used."""
+        for key, paths in (("train", self.train), ("validation", self.validation)):
+            for path in paths:
+                check_file(path, key)
+                try:
+                    check_records(path, self._take, most=self.max_broken or DEFAULT_MAX_BROKEN)
+                except ConfigError as error:
+                    raise ConfigError(error.reason, key=error.key or key) from error
 
 
 class FilesConfig(RecordFilesConfig):
@@ -143,6 +153,11 @@ class FilesConfig(RecordFilesConfig):
     for. A text or number becomes a list of one."""
     level_key: str | None = None
     """Key of a whole number that says how difficult the prompt is; null: none."""
+
+    @property
+    def other_keys(self) -> tuple[str, str | None]:
+        """Of answer and level."""
+        return self.answer_key, self.level_key
 
 
 class EncodingConfig(StrictModel):
@@ -244,7 +259,7 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
         paths, limit = files.part(name)
         notes = Notes()
         with in_section("files"):
-            raw = files.read(name, notes, answer=files.answer_key, level=files.level_key)
+            raw = files.read(name, notes)
         dataset = encode_prompts(
             raw,
             tokenizer=tokenizer,

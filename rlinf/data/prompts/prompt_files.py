@@ -130,18 +130,45 @@ def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPr
         ConfigError: A file cannot be opened, or is broken as a whole.
         MissingPackageError: It is Parquet, and pyarrow is not installed.
     """
-    found = []
-    for path in (path.expanduser() for path in paths):
-        try:
-            for where, record in _READERS.get(path.suffix.lower(), _lines)(path):
-                notes.counts["records"] += 1
-                try:
-                    found.append(take(where, _mapping(record), path.parent))
-                except UnusableRecordError as error:
-                    notes.add("broken", where, error)
-        except OSError as error:
-            raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    return found
+    return [found for path in paths for found in _taken(path, take, notes) if found is not None]
+
+
+def check_records(path: Path, take: Taker, *, most: int) -> None:
+    """Look whether a file has a record that can be used, among the first ones: behind more than
+    ``most`` that are broken it does not matter.
+
+    Raises:
+        ConfigError: It has none.
+        MissingPackageError: As :func:`read_prompts`.
+    """
+    notes = Notes()
+    for found in _taken(path, take, notes):
+        if found is not None:
+            return
+        if notes.counts["broken"] > most:
+            break
+    broken = notes.counts["broken"]
+    if not broken:
+        raise ConfigError(f"{path} has no record")
+    raise ConfigError(
+        notes.listed(f"none of the first {broken} records of {path} can be used", "broken")
+    )
+
+
+def _taken(path: Path, take: Taker, notes: Notes) -> Iterator[RawPrompt | None]:
+    """The prompt of each record; None of one that is broken."""
+    path = path.expanduser()
+    try:
+        for where, record in _READERS.get(path.suffix.lower(), _lines)(path):
+            notes.counts["records"] += 1
+            try:
+                found = take(where, _mapping(record), path.parent)
+            except UnusableRecordError as error:
+                notes.add("broken", where, error)
+                found = None
+            yield found
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 # -- files: each reader yields where a record stands, and the record or why there is none ---------

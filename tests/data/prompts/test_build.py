@@ -170,8 +170,12 @@ def test_more_broken_records_than_allowed_are_refused_with_the_first_few(tokeniz
         ("a.json", b'[{"prompt": 1}', "is broken as a whole: no JSON"),
         ("a.csv", b'prompt,solutions\n"1,2\n', "is broken as a whole: no CSV"),
         ("a.csv", b"prompt,solutions\n\xff,2\n", "is broken as a whole: not UTF-8 at byte 17"),
-        ("a.jsonl", b"", "no prompt is left of .*: 0 prompts of 0 records"),
-        ("a.jsonl", b"\n{\n", "no prompt is left of .*: 0 prompts of 1 records, 1 broken\n.*:2: "),
+        ("a.jsonl", b"", r"files\.train: .*a\.jsonl has no record"),
+        (
+            "a.jsonl",
+            b"\n{\n",
+            r"train: none of the first 1 records of .* can be used:\n.*:2: no JSON",
+        ),
     ],
 )
 def test_a_file_without_use_is_an_error(tokenizer, write, name, content, reason):

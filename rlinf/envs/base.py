@@ -122,6 +122,13 @@ class Simulator:
     """Keys of pictures that always show something: one without a lit pixel is a fault."""
 
     @classmethod
+    def draws_by_mujoco(cls, options: Any) -> bool:
+        """Whether these options make it a simulator that MuJoCo draws, where
+        :attr:`requirements` does not say so of all of them: it is given ``MUJOCO_GL``."""
+        del options
+        return False
+
+    @classmethod
     def check(cls, options: Any, max_episode_steps: int) -> None:
         """Refuse options that cannot work, without importing the simulator.
 

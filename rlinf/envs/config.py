@@ -24,6 +24,7 @@ from rlinf.config.options import ComponentOptions, field_descriptions
 from rlinf.config.reasons import reason, required
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, variables
+from rlinf.envs.renderers import mujoco_renderer
 from rlinf.errors import ConfigError
 from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
 
@@ -184,7 +185,10 @@ class EnvConfig(StrictModel):
     @property
     def environment(self) -> dict[str, str]:
         """Environment variables of the env processes."""
-        return {**ONE_THREAD, **variables(self.type, self.interpreter), **self.variables}
+        python, renderer = self.interpreter, {}
+        if REGISTRY.load(self.type).draws_by_mujoco(self.adapter_options):
+            renderer = {"MUJOCO_GL": mujoco_renderer(python)}
+        return {**ONE_THREAD, **renderer, **variables(self.type, python), **self.variables}
 
 
 def _why_lost(lost: ProcessLostError, python: str) -> str:

@@ -87,6 +87,14 @@ class GymnasiumEnv(SimulatorEnv):
         self._return = 0.0
 
     @classmethod
+    def draws_by_mujoco(cls, options: GymnasiumOptions) -> bool:
+        """Gymnasium's own of that kind; of others it is known once their module is imported."""
+        if ":" in options.id:
+            return importlib.util.find_spec("mujoco") is not None
+        known = gymnasium.registry.get(options.id)
+        return known is not None and ".mujoco" in str(known.entry_point)
+
+    @classmethod
     def check(cls, options: GymnasiumOptions, max_episode_steps: int) -> None:
         """Refuse an id that is not registered, or whose module does not exist.
 

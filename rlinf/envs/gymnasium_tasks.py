@@ -54,6 +54,12 @@ class GymnasiumTask(GymnasiumEnv):
         self.task_descriptions = (re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).lower(),)
 
     @classmethod
+    def draws_by_mujoco(cls, options: Any) -> bool:
+        """The requirements say it."""
+        del options
+        return False
+
+    @classmethod
     def success_key(cls, task: str) -> str:
         """Entry of ``info`` that says whether a task is solved."""
         return "is_success"

@@ -7,6 +7,7 @@ import importlib.util
 import pytest
 
 from rlinf.envs import installation, renderers
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.renderers import LIBRARIES, MUJOCO, Drawing, draw, loads, mujoco_renderer
 
 
@@ -41,6 +42,25 @@ def test_the_user_chooses_first(monkeypatch: pytest.MonkeyPatch) -> None:
     mujoco_renderer.cache_clear()
     try:
         assert installation.variables("metaworld")["MUJOCO_GL"] == "osmesa"
+    finally:
+        mujoco_renderer.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("identity", "given"),
+    [("HalfCheetah-v5", "osmesa"), ("package:Arm-v0", "osmesa"), ("CartPole-v1", None)],
+)
+def test_gymnasium_is_given_one_where_mujoco_may_draw(
+    monkeypatch: pytest.MonkeyPatch, identity: str, given: str | None
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", "osmesa")
+    mujoco_renderer.cache_clear()
+    section = {"type": "gymnasium", "options": {"id": identity}, "max_episode_steps": 10}
+    config = EnvConfig.model_validate(section)
+    own = EnvConfig.model_validate({**section, "variables": {"MUJOCO_GL": "egl"}})
+    try:
+        assert config.environment.get("MUJOCO_GL") == given
+        assert own.environment["MUJOCO_GL"] == "egl"
     finally:
         mujoco_renderer.cache_clear()
 

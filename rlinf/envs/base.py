@@ -118,6 +118,10 @@ class Simulator:
         """Return the task that an episode of this seed begins in, an index into the table."""
         return seed % max(1, len(self.task_descriptions))
 
+    judged_at_end: bool = False
+    """Whether the success that a step tells of counts in the last step of an episode alone: of a
+    bound on the return, which rewards below zero begin above."""
+
     never_black: tuple[str, ...] = ()
     """Keys of pictures that always show something: one without a lit pixel is a fault."""
 

@@ -30,7 +30,7 @@ class GymnasiumOptions:
     """The entry of ``info`` that says whether the task is solved, for example ``is_success``."""
 
     success_return: float | None = None
-    """The episode return from which on an episode counts as a success."""
+    """The return from which on an episode, once it is over, counts as a success."""
 
     instruction: str | None = None
     """What is to be done, in words, for policies that read it."""
@@ -85,6 +85,7 @@ class GymnasiumEnv(SimulatorEnv):
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
+        self.judged_at_end = options.success_return is not None
 
     @classmethod
     def draws_by_mujoco(cls, options: GymnasiumOptions) -> bool:

@@ -30,6 +30,7 @@ class PointOptions:
     replays: bool = True
     pictures: bool = False
     draws: bool = True
+    at_end: bool = False
 
 
 class PointEnv(SimulatorEnv):
@@ -52,6 +53,7 @@ class PointEnv(SimulatorEnv):
         self._leak: list[bytes] = []
         if options.tasks > 1:
             self.task_descriptions = tuple(f"task {number}" for number in range(options.tasks))
+        self.judged_at_end = options.at_end
         self.replayable = options.replays  # of the class elsewhere; the tests want both
         if options.misbehaviour == "modules":
             raise RuntimeError(f"modules: {sorted(sys.modules)}")
@@ -124,6 +126,7 @@ class PointBatchOptions:
     misbehaviour: str = "none"
     at_step: int = 3
     one_in: int = 1
+    at_end: bool = False
 
 
 class PointBatch(SimulatorBatch):
@@ -134,6 +137,7 @@ class PointBatch(SimulatorBatch):
 
     def __init__(self, options: PointBatchOptions, num_envs: int) -> None:
         super().__init__(options, num_envs)
+        self.judged_at_end = options.at_end
         box = spaces.Box(-np.inf, np.inf, (options.size,), np.float32)
         self.observation_space = spaces.Dict({"states": box})
         self.action_space = spaces.Box(-1.0, 1.0, (options.size,), np.float32)

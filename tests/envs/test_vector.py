@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
@@ -57,6 +58,40 @@ def test_only_truncation_ends_an_episode_when_terminations_are_ignored(point):
     assert not second.terminations.any()
     assert not second.rewards[:, 5:].any()
     assert all(record.success_once and record.episode_len == 20 for record in second.episodes)
+
+
+@pytest.mark.parametrize("kind", ["point", "point_batch"])
+@pytest.mark.parametrize("at_end", [False, True])
+def test_success_may_be_that_of_the_last_step_alone(point, kind, at_end):
+    """Through the origin and on; or there at last."""
+    config = point(
+        type=kind, ignore_terminations=True, max_episode_steps=15, processes=1,
+        options={"at_end": at_end},
+    )  # fmt: skip
+    with SupervisedVectorEnv(config, num_envs=2, seed=1) as env:
+        through = towards_origin(env.reset(), 15)
+        through[:, -3:] = 1.0
+        passed = env.chunk_step(through).episodes
+        stayed = env.chunk_step(towards_origin(env.reset(), 15)).episodes
+    assert [each.success_once for each in passed] == [not at_end] * 2
+    assert not any(each.success_at_end for each in passed)
+    assert all(each.success_once and each.success_at_end for each in stayed)
+
+
+@pytest.mark.parametrize(("over", "succeeds"), [(-0.01, True), (0.01, False)])
+def test_a_return_below_zero_counts_when_the_episode_is_over(over, succeeds):
+    """Each of the steps before had a higher one."""
+
+    def played(bound: float | None):
+        section = {"id": "Pendulum-v1", "success_return": bound}
+        config = EnvConfig(type="gymnasium", options=section, max_episode_steps=10, processes=1)
+        with SupervisedVectorEnv(config, num_envs=1, seed=1) as env:
+            env.reset()
+            return env.chunk_step(np.zeros((1, 10, 1), np.float32)).episodes[0]
+
+    reached = played(None).episode_return
+    record = played(reached + over)
+    assert (record.success_once, record.success_at_end) == (succeeds, succeeds)
 
 
 def test_without_auto_reset_an_ended_env_rests_until_the_next_reset(point):

@@ -30,7 +30,8 @@ class ManagerBasedOptions:
     need; false: those that begin together share the first one's, which is quicker."""
 
     success_return: float | None = None
-    """Return from which on an episode of a task without a goal counts as a success."""
+    """Return from which on an episode of a task without a goal, once it is over, counts as a
+    success."""
 
     instruction: str | None = None
     """What there is to do, in words; by default the name of the task."""
@@ -123,4 +124,5 @@ class ManagerBasedBatch(SimulatorBatch):
         if "success" in ends.active_terms:
             return to_numpy(ends.get_term("success")).astype(bool)
         limit = self.options.success_return
+        self.judged_at_end = limit is not None
         return np.full(self.num_envs, False) if limit is None else self._return >= limit

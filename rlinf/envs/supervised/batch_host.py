@@ -148,17 +148,18 @@ class BatchHost(EnvHost):
                 self._invalidate(int(rows[position]), fault)
                 broken.append(int(rows[position]))
             live = rows[running]
-            success = np.asarray(step.success, bool)[running]
             block["steps"][live] += lengths[running]
             block["episode_return"][live] += rewards[running].sum(axis=1)
             scaled = rewards[running] * rules.reward_scale
             block["rewards"][live, column : column + width] = scaled
-            block["success_once"][live] |= success
-            block["success_now"][live] = success
             terminated = np.asarray(step.terminated, bool) & (not rules.ignore_terminations)
             truncated = np.asarray(step.truncated, bool)
             truncated |= block["steps"][rows] >= rules.max_episode_steps
             ended = running & (terminated | truncated)
+            success = np.asarray(step.success, bool)
+            success = (success & ended if batch.judged_at_end else success)[running]
+            block["success_once"][live] |= success
+            block["success_now"][live] = success
             if ended.any():
                 finals = seen if step.final_observations is None else step.final_observations
                 self._end_rows(stage, ended, terminated, truncated, self._with_tasks(finals, batch))

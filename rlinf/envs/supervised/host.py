@@ -192,11 +192,12 @@ class EnvHost:
             steps += 1
             total += value
             rewards[row, column] = value * rules.reward_scale
-            success = bool(info.get("success", False))
-            success_once |= success
             fail_once |= bool(info.get("fail", False))
             terminated = bool(ended) and not rules.ignore_terminations
             truncated = bool(cut) or steps >= rules.max_episode_steps
+            success = bool(info.get("success", False))
+            success &= terminated or truncated or not env.judged_at_end
+            success_once |= success
             if terminated or truncated:
                 break
             if observation is not None and column < last:

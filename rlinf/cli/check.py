@@ -129,6 +129,9 @@ def check_model(  # noqa: PLR0917 - options of the command
     ] = None,
     state_dim: Annotated[int, typer.Option(help="Numbers in a state; 0: none.")] = 8,
     action_dim: Annotated[int, typer.Option(help="Dimensions of an action, from -1 to 1.")] = 7,
+    choices: Annotated[
+        int, typer.Option(min=2, help="Instead, so many discrete actions to choose from.")
+    ] = 0,
     image_size: Annotated[int, typer.Option(help="Height and width of pictures.")] = 64,
     debug: Debug = False,
 ) -> None:
@@ -153,10 +156,10 @@ def check_model(  # noqa: PLR0917 - options of the command
     spec = EnvSpec(
         observation_shapes={**states, **shapes},
         observation_dtypes={**dict.fromkeys(states, "float32"), **dict.fromkeys(views, "uint8")},
-        action_kind="continuous",
-        action_dim=action_dim,
-        action_low=(-1.0,) * action_dim,
-        action_high=(1.0,) * action_dim,
+        action_kind="discrete" if choices else "continuous",
+        action_dim=1 if choices else action_dim,
+        action_low=(0.0,) if choices else (-1.0,) * action_dim,
+        action_high=(choices - 1.0,) if choices else (1.0,) * action_dim,
         task_descriptions=("push the button",),
         max_episode_steps=100,
     )

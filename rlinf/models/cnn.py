@@ -11,14 +11,14 @@ from torch import Tensor
 
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
-from rlinf.models.config import CNNConfig, ImagePolicyConfig
-from rlinf.models.gaussian import (
-    GaussianPolicy,
+from rlinf.models.actor_critic import (
     normalizer_of,
     orthogonal_layer,
     told_tasks,
     with_task,
 )
+from rlinf.models.config import CNNConfig, ImagePolicyConfig
+from rlinf.models.gaussian import GaussianPolicy
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -108,13 +108,23 @@ class ModelConfig(StrictModel):
         return functions
 
 
-class GaussianPolicyConfig(ModelConfig):
-    """What every Gaussian policy has."""
+class TrunkPolicyConfig(ModelConfig):
+    """What policies with a trunk for the actor and one for the critic have."""
 
     hidden_sizes: tuple[Width, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers of the actor trunk and of the critic trunk."""
     activation: ActivationName = "tanh"
     """Non-linearity of the trunks."""
+    hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
+    """Gain of the orthogonal initialisation of hidden layers."""
+    policy_gain: float = Field(default=0.01, gt=0)
+    """Gain of the last layer of the actor; small values start near zero actions, or near equal
+    probabilities."""
+
+
+class GaussianPolicyConfig(TrunkPolicyConfig):
+    """What every Gaussian policy has."""
+
     initial_log_std: float = Field(default=0.0, ge=LOG_STD_RANGE[0], le=LOG_STD_RANGE[1])
     """Logarithm of the standard deviation of the untrained policy."""
     state_dependent_std: bool = False
@@ -123,10 +133,6 @@ class GaussianPolicyConfig(ModelConfig):
     task_dependent_std: bool = False
     """Of an environment with several tasks, let each have a standard deviation of its own, so that
     one that has to be exact does not end the exploration of the others."""
-    hidden_gain: float = Field(default=math.sqrt(2.0), gt=0)
-    """Gain of the orthogonal initialisation of hidden layers."""
-    policy_gain: float = Field(default=0.01, gt=0)
-    """Gain of the last layer of the actor; small values start near zero actions."""
 
     @model_validator(mode="after")
     def _check_deviation(self) -> Self:
@@ -139,8 +145,8 @@ class GaussianPolicyConfig(ModelConfig):
         return self
 
 
-class NormalizingPolicyConfig(GaussianPolicyConfig):
-    """A Gaussian policy that scales the states it is trained on by what it has seen of them."""
+class NormalizingConfig(ModelConfig):
+    """A policy that scales the states it is trained on by what it has seen of them."""
 
     only_with: ClassVar = {"observation_clip": "normalize_observations: true"}
 
@@ -150,11 +156,24 @@ class NormalizingPolicyConfig(GaussianPolicyConfig):
     """Bound of normalised states, in standard deviations."""
 
 
+class NormalizingPolicyConfig(GaussianPolicyConfig, NormalizingConfig):
+    """A Gaussian policy that does so."""
+
+
 class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
     implementation = "rlinf.models.gaussian:MLPPolicy"
     type: Literal["mlp"] = "mlp"
+    """Which policy this section configures."""
+
+
+class CategoricalMLPConfig(TrunkPolicyConfig, NormalizingConfig):
+    """Categorical policy on ``states`` for environments of discrete actions: two perceptrons, one
+    for actions and one for values."""
+
+    implementation = "rlinf.models.categorical:CategoricalMLPPolicy"
+    type: Literal["categorical_mlp"] = "categorical_mlp"
     """Which policy this section configures."""
 
 
@@ -240,6 +259,7 @@ class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
 
 MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
+    "categorical_mlp": "rlinf.models.config:CategoricalMLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",

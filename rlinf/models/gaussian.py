@@ -3,65 +3,21 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
+from rlinf.models.actor_critic import ActorCriticPolicy, ReadsStates, states_dim, told_tasks
 from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
-from rlinf.models.observation_normalizer import ObservationNormalizer
-from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, Policy
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 _HALF_LOG_TWO_PI = 0.5 * math.log(2.0 * math.pi)
-
-Layer = TypeVar("Layer", torch.nn.Linear, torch.nn.Conv2d)
-
-
-class _Tanh(torch.autograd.Function):
-    """tanh x = 2 σ(2x) − 1.
-
-    On a CPU torch evaluates σ six times as fast as tanh, which would cost as much as the matrix
-    product before it. In float32 the two differ by rounding (1e-7).
-    """
-
-    @staticmethod
-    def forward(context: Any, x: Tensor) -> Tensor:
-        result = (x + x).sigmoid_().mul_(2.0).sub_(1.0)
-        context.save_for_backward(result)
-        return result
-
-    @staticmethod
-    def backward(context: Any, *gradients: Any) -> Any:
-        (result,) = context.saved_tensors
-        return torch.ops.aten.tanh_backward(gradients[0], result)
-
-
-def tanh(x: Tensor) -> Tensor:
-    """Hyperbolic tangent, elementwise; on the CPU by way of the logistic function.
-
-    Not in half precision, where the difference to 1 would be rounded much more.
-    """
-    if x.device.type != "cpu" or x.dtype.itemsize < torch.float32.itemsize:
-        return torch.tanh(x)
-    result: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
-    return result
-
-
-ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "tanh": tanh,
-    "relu": torch.relu,
-    "elu": functional.elu,
-    "silu": functional.silu,
-    "gelu": functional.gelu,
-}
 
 
 def gaussian_log_prob(*, deviation: Tensor, log_std: Tensor) -> Tensor:
@@ -74,59 +30,7 @@ def gaussian_entropy(*, log_std: Tensor) -> Tensor:
     return log_std + (0.5 + _HALF_LOG_TWO_PI)
 
 
-def orthogonal_layer(layer: Layer, *, gain: float, generator: torch.Generator) -> Layer:
-    """Fill a layer made on the meta device: orthogonal weights (Saxe et al. 2014), zero bias.
-
-    A layer made there draws no random numbers of its own.
-    """
-    # Module.to_empty would import the symbolic shapes of the compiler: half a second, 40 MB.
-    for name, parameter in list(layer.named_parameters()):
-        setattr(layer, name, torch.nn.Parameter(torch.empty(parameter.shape)))
-    torch.nn.init.orthogonal_(layer.weight, gain, generator=generator)
-    if layer.bias is not None:
-        torch.nn.init.zeros_(layer.bias)
-    return layer
-
-
-class Trunk(torch.nn.Module):
-    """Hidden layers with one non-linearity, and a linear last layer."""
-
-    def __init__(
-        self,
-        input_dim: int,
-        hidden_sizes: Sequence[int],
-        output_dim: int,
-        *,
-        activation: str,
-        hidden_gain: float,
-        output_gain: float,
-        generator: torch.Generator,
-    ) -> None:
-        super().__init__()
-        self._activation = ACTIVATIONS[activation]
-        widths = [input_dim, *hidden_sizes, output_dim]
-        gains = [hidden_gain] * len(hidden_sizes) + [output_gain]
-        self.layers = torch.nn.ModuleList(
-            orthogonal_layer(
-                torch.nn.Linear(widths[i], widths[i + 1], device="meta"),
-                gain=gain,
-                generator=generator,
-            )
-            for i, gain in enumerate(gains)
-        )
-
-    def forward(self, features: Tensor) -> Tensor:
-        """[B, input_dim] to [B, output_dim]."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(cast(Iterable[torch.nn.Linear], self.layers)):
-            # Called for every decision of a rollout: a layer's __call__ would cost as much as it.
-            features = functional.linear(features, layer.weight, layer.bias)
-            if i < last:
-                features = self._activation(features)
-        return features
-
-
-class GaussianPolicy(Policy):
+class GaussianPolicy(ActorCriticPolicy):
     """Base of the Gaussian policies: a subclass says how observations become features.
 
     The environment gets actions clipped to its box; log-probs belong to the raw actions, so the
@@ -146,39 +50,24 @@ class GaussianPolicy(Policy):
         generator: torch.Generator,
         critic_dim: int | None = None,
     ) -> None:
-        super().__init__()
-        if value_dim not in (0, 1, config.num_action_chunks):
-            raise ConfigError(
-                f"a policy with num_action_chunks {config.num_action_chunks} cannot give "
-                f"{value_dim} values per chunk; legal: 0, 1, {config.num_action_chunks}"
-            )
         if env_spec.action_kind != "continuous":
             raise ConfigError(
                 f"model.type: {config.type} gives continuous actions, the environment takes "
-                f"{env_spec.action_kind} ones; use an environment with a Box action space"
+                f"{env_spec.action_kind} ones; nearest: categorical_mlp, or an environment with a "
+                "Box action space"
             )
-        self.chunk = config.num_action_chunks
-        self.action_dim = env_spec.action_dim
-        self.value_dim = value_dim
+        outputs = config.num_action_chunks * env_spec.action_dim
+        super().__init__(
+            config,
+            env_spec,
+            outputs=outputs * (2 if config.state_dependent_std else 1),
+            feature_dim=feature_dim,
+            value_dim=value_dim,
+            generator=generator,
+            critic_dim=critic_dim,
+        )
         self._state_dependent_std = config.state_dependent_std
         self._initial_log_std = config.initial_log_std
-        self.normalizer: ObservationNormalizer | None = None
-        outputs = self.chunk * self.action_dim
-
-        def trunk(input_dim: int, output_dim: int, output_gain: float) -> Trunk:
-            return Trunk(
-                input_dim,
-                config.hidden_sizes,
-                output_dim,
-                activation=config.activation,
-                hidden_gain=config.hidden_gain,
-                output_gain=output_gain,
-                generator=generator,
-            )
-
-        means = outputs * (2 if config.state_dependent_std else 1)
-        self.actor = trunk(feature_dim, means, config.policy_gain)
-        self.critic = trunk(critic_dim or feature_dim, value_dim, 1.0) if value_dim else None
         self._std_tasks = told_tasks(env_spec) if config.task_dependent_std else 0
         if config.task_dependent_std and not self._std_tasks:
             raise ConfigError(
@@ -193,30 +82,6 @@ class GaussianPolicy(Policy):
             bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
 
-    @abstractmethod
-    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """Features [B, feature_dim] that the actor reads."""
-
-    def critic_features(
-        self, observations: Mapping[str, Tensor], shared: Tensor | None = None
-    ) -> Tensor:
-        """Features [B, critic_dim] that the critic reads: those of the actor, which may have been
-        computed as ``shared``, unless a policy gives it others."""
-        return self.encode(observations) if shared is None else shared
-
-    def normalized(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """States [B, D], scaled by their running statistics where the policy keeps such."""
-        states = observations["states"]
-        if self.normalizer is None:
-            return states
-        scaled: Tensor = self.normalizer(states, observations.get(TASK_IDS))
-        return scaled
-
-    def update_normalizer(self, forward_inputs: Mapping[str, Tensor]) -> None:
-        """Take states [N, D] into the running statistics."""
-        if self.normalizer is not None:
-            self.normalizer.update(forward_inputs["states"], forward_inputs.get(TASK_IDS))
-
     def _distribution(self, features: Tensor) -> tuple[Tensor, Tensor]:
         """Mean [B, C, A] and log-std, [C, A] or [B, C, A]."""
         output = self.actor(features)
@@ -229,11 +94,6 @@ class GaussianPolicy(Policy):
         mean, log_std = output.chunk(2, dim=-1)
         log_std = (log_std + self._initial_log_std).clamp(*LOG_STD_RANGE)
         return mean.reshape(shape), log_std.reshape(shape)
-
-    def _values(self, features: Tensor) -> Tensor:
-        return (
-            features.new_zeros(len(features), 0) if self.critic is None else self.critic(features)
-        )
 
     @torch.inference_mode()
     def sample(
@@ -261,28 +121,12 @@ class GaussianPolicy(Policy):
             entropy=gaussian_entropy(log_std=log_std).expand_as(mean),
         )
 
-    def repeated_layers(self) -> list[torch.nn.Module]:
-        """None: layers are not called by themselves, and the policy is gathered as one."""
-        return []
-
     def mode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] most likely actions, not clipped, with gradients."""
         return self._distribution(self.encode(observations))[0]
 
-    @torch.inference_mode()
-    def value(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, V] values of observations, without gradients."""
-        if self.critic is None:
-            first = next(iter(observations.values()))
-            return torch.zeros(len(first), 0, device=first.device)
-        return self._values(self.critic_features(observations))
 
-    def value_parameters(self) -> Iterator[torch.nn.Parameter]:
-        """Parameters of the critic trunk."""
-        return iter(()) if self.critic is None else self.critic.parameters()
-
-
-class MLPPolicy(GaussianPolicy):
+class MLPPolicy(ReadsStates, GaussianPolicy):
     """Normalised states, and which of several tasks it is, into actor and critic trunks."""
 
     def __init__(
@@ -301,51 +145,4 @@ class MLPPolicy(GaussianPolicy):
             value_dim=value_dim,
             generator=torch.Generator().manual_seed(seed),
         )
-        self.normalizer = normalizer_of(config, env_spec)
-        self._tasks = told_tasks(env_spec)
-
-    def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
-        """States, and which task it is."""
-        return tuple(name for name in observations if name in ("states", TASK_IDS))
-
-    def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, D] states, normalised, and the task [B, tasks]."""
-        return with_task(self.normalized(observations), observations, self._tasks)
-
-
-def told_tasks(env_spec: EnvSpec) -> int:
-    """Number of tasks that a policy tells apart by a one-hot vector; 0 where there is only one."""
-    return len(env_spec.task_descriptions) if TASK_IDS in env_spec.observation_shapes else 0
-
-
-def with_task(features: Tensor, observations: Mapping[str, Tensor], tasks: int) -> Tensor:
-    """Features [B, D] and behind them the one-hot vector [B, tasks] of the present task."""
-    if not tasks:
-        return features
-    told = torch.nn.functional.one_hot(observations[TASK_IDS].long(), tasks)
-    return torch.cat([features, told.to(features.dtype)], dim=-1)
-
-
-def normalizer_of(
-    config: NormalizingPolicyConfig, env_spec: EnvSpec
-) -> ObservationNormalizer | None:
-    """The normaliser of states [B, D] that a policy's section asks for."""
-    if not config.normalize_observations:
-        return None
-    return ObservationNormalizer(
-        env_spec.observation_shapes["states"][0],
-        clip=config.observation_clip,
-        task_sections=env_spec.task_sections,
-    )
-
-
-def states_dim(env_spec: EnvSpec, *, needed_by: str) -> int:
-    """D of the ``states`` observation; ConfigError where the environment gives none."""
-    shape = env_spec.observation_shapes.get("states")
-    if shape is None or len(shape) != 1:
-        given = {name: tuple(shape) for name, shape in env_spec.observation_shapes.items()}
-        raise ConfigError(
-            f"model.type: {needed_by} reads the observation 'states' [D], but the environment "
-            f"gives {given}; use cnn for images, or let the environment give states"
-        )
-    return int(shape[0])
+        self._read_states(config, env_spec)

@@ -13,16 +13,15 @@ from torch.nn import functional
 
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
-from rlinf.models.config import LOG_STD_RANGE, SquashedConfig, SquashedMLPConfig
-from rlinf.models.gaussian import (
+from rlinf.models.actor_critic import (
     ACTIVATIONS,
-    MLPPolicy,
-    gaussian_log_prob,
     normalizer_of,
     states_dim,
     told_tasks,
     with_task,
 )
+from rlinf.models.config import LOG_STD_RANGE, SquashedConfig, SquashedMLPConfig
+from rlinf.models.gaussian import MLPPolicy, gaussian_log_prob
 from rlinf.models.policy import (
     ACTIONS,
     RAW_ACTIONS,

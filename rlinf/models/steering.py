@@ -19,14 +19,14 @@ from torch.nn import functional
 
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError, in_section
-from rlinf.models.cnn import ImageEncoder, image_shape
-from rlinf.models.gaussian import (
-    GaussianPolicy,
+from rlinf.models.actor_critic import (
     normalizer_of,
     orthogonal_layer,
     told_tasks,
     with_task,
 )
+from rlinf.models.cnn import ImageEncoder, image_shape
+from rlinf.models.gaussian import GaussianPolicy
 from rlinf.models.policy import (
     ACTIONS,
     RAW_ACTIONS,

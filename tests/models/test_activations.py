@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from rlinf.models.gaussian import tanh
+from rlinf.models.actor_critic import tanh
 
 
 def test_tanh_is_that_of_torch_up_to_rounding() -> None:

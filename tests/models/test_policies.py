@@ -245,7 +245,11 @@ def test_several_cameras_and_views() -> None:
         (MLPConfig(), {"observation_shapes": {"main_images": (36, 40, 3)}}, "use cnn for images"),
         (CNNConfig(), {"observation_shapes": {"states": (5,)}}, "use mlp for states"),
         (CNNConfig(), {"observation_shapes": {"main_images": (16, 16, 3)}}, "use larger images"),
-        (MLPConfig(), {"action_kind": "discrete"}, "use an environment with a Box action space"),
+        (
+            MLPConfig(),
+            {"action_kind": "discrete"},
+            "nearest: categorical_mlp",
+        ),
     ],
 )
 def test_environments_that_do_not_fit_are_refused(

@@ -147,7 +147,8 @@ def test_other_engines_and_tensor_parallelism_are_refused(tmp_path):
 def test_the_files_of_a_model_are_looked_at_before_anything_starts(tmp_path: Path):
     for name in ("tokenizer_config.json", "model.safetensors"):
         (tmp_path / name).write_text("{}")
-    (tmp_path / "prompts.jsonl").write_text("{}\n")
+    record = {"prompt": "1", "solutions": "1", "images": ["1.png"]}
+    (tmp_path / "prompts.jsonl").write_text(json.dumps(record))
     overrides = (
         "data.task=null",
         f"data.files={{train: [{tmp_path}/prompts.jsonl], image_key: images}}",

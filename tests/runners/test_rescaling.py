@@ -211,7 +211,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
     ("change", "why"),
     [
         (("cluster.runtime=local",), "cluster.runtime: ray"),
-        (("cluster.component_placement={'rollout,actor': '0'}",), "same devices"),
+        (("cluster.component_placement={'rollout,actor': '0', reward: '1'}",), "same devices"),
         (("actor.order=slot",), "actor.order"),
         (("algorithm={type: ppo}", "critic={}"), "critic"),
         (("rollout.max_staleness=1",), "run ahead"),

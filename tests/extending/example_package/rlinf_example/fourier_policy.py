@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from rlinf.envs.spec import EnvSpec
-from rlinf.models.gaussian import GaussianPolicy, states_dim
+from rlinf.models.actor_critic import states_dim
+from rlinf.models.gaussian import GaussianPolicy
 from rlinf_example.fourier_config import FourierConfig
 
 

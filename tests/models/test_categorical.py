@@ -1,0 +1,76 @@
+"""The categorical policy against torch's distribution, and in environments of discrete actions."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
+from rlinf.models.categorical import CategoricalMLPPolicy
+from rlinf.models.config import CategoricalMLPConfig, MLPConfig
+from rlinf.models.policy import ACTIONS, RAW_ACTIONS, draw_noise
+from rlinf.trainers.policy_conformance import check_policy
+from tests.models.test_policies import env_spec
+
+CHOICES = 5
+SPEC: EnvSpec = env_spec(
+    observation_shapes={"states": (3,)},
+    observation_dtypes={"states": "float32"},
+    action_kind="discrete",
+    action_dim=1,
+    action_low=(0.0,),
+    action_high=(CHOICES - 1.0,),
+)
+CONFIG = CategoricalMLPConfig(policy_gain=1.0, num_action_chunks=2, hidden_sizes=(16,))
+
+
+def built(config: CategoricalMLPConfig = CONFIG) -> CategoricalMLPPolicy:
+    policy = config.build(SPEC)
+    assert isinstance(policy, CategoricalMLPPolicy)
+    return policy
+
+
+def seen(rows: int) -> dict[str, torch.Tensor]:
+    return {"states": torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))}
+
+
+def test_it_keeps_the_protocol_of_policies() -> None:
+    results = check_policy(CONFIG, SPEC, ranks=False)
+    assert [each for each in results if not each.passed] == []
+
+
+def test_log_probs_and_entropy_are_those_of_torch() -> None:
+    policy, states = built(), seen(50)
+    noise = draw_noise(policy.noise, (50,), torch.Generator().manual_seed(1))
+    sample = policy.sample(states, noise)
+    logits = policy.actor(policy.encode(states)).view(50, 2, CHOICES)
+    reference = torch.distributions.Categorical(logits=logits)
+    chosen = sample.forward_inputs[RAW_ACTIONS][..., 0]
+    found = policy.evaluate_actions(states | sample.forward_inputs)
+    torch.testing.assert_close(found.log_probs[..., 0], reference.log_prob(chosen))
+    torch.testing.assert_close(found.entropy[..., 0], reference.entropy())
+    assert set(chosen.unique().tolist()) == set(range(CHOICES))
+    assert torch.equal(policy.sample(states, None).actions[..., 0], logits.argmax(-1).float())
+
+
+def test_uniform_noise_draws_each_action_as_often_as_it_is_likely() -> None:
+    """The inverse of the distribution function, at evenly spaced numbers: exact but for one."""
+    policy, rows = built(), 2000
+    states = {"states": seen(1)["states"].expand(rows, 3)}
+    even = ((torch.arange(rows) + 0.5) / rows).view(rows, 1, 1).expand(rows, 2, 1)
+    actions = policy.sample(states, {ACTIONS: even}).actions[:, 0, 0].long()
+    share = torch.bincount(actions, minlength=CHOICES) / rows
+    logits = policy.actor(policy.encode(states))[0, :CHOICES]
+    torch.testing.assert_close(share, logits.softmax(-1), rtol=0, atol=2 / rows)
+    for edge in (0.0, 1 - 2**-24):  # the ends of what is drawn
+        sample = policy.sample(states, {ACTIONS: torch.full((rows, 2, 1), edge)})
+        assert bool(((sample.actions >= 0) & (sample.actions < CHOICES)).all())
+        assert bool(sample.log_probs.isfinite().all())
+
+
+def test_the_other_kind_of_actions_is_refused_with_the_nearest_policy() -> None:
+    with pytest.raises(ConfigError, match=r"gives discrete actions.* nearest: mlp"):
+        CONFIG.build(env_spec())
+    with pytest.raises(ConfigError, match="takes discrete ones; nearest: categorical_mlp"):
+        MLPConfig().build(SPEC)

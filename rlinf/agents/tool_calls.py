@@ -7,7 +7,7 @@ import queue
 import threading
 
 from rlinf.agents.tool import Tool, ToolError
-from rlinf.errors import RunFailure
+from rlinf.errors import RunFailure, told
 
 log = logging.getLogger(__name__)
 
@@ -73,11 +73,10 @@ class ToolCalls:
     def _note(self, reply: object, arguments: str) -> None:
         """Count a failure; a RunFailure where there were too many."""
         self.failures += 1
-        failed = isinstance(reply, BaseException)
-        why = f"{type(reply).__name__}: {reply}" if failed else f"replied with no text: {reply!r}"
-        text = f"the tool {self._name} failed at {arguments[:200]!r}: {' '.join(why.split())[:500]}"
+        error = reply if isinstance(reply, BaseException) else None
+        why = f"replied with no text: {reply!r:.500}" if error is None else told(error)
+        text = f"the tool {self._name} failed at {arguments[:200]!r}: {why}"
         if self.failures == 1:
-            error = reply if isinstance(reply, BaseException) else None
             log.warning("%s; further failures are counted", text, exc_info=error)
         never = not self._answered and self.failures >= _MOST_NEVER_ANSWERED
         if never or self._abandoned >= _MOST_ABANDONED:

@@ -18,7 +18,7 @@ from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
 from rlinf.monitor.video import framed, tile, write_video
-from rlinf.runners.evaluation import Evaluator, load_run
+from rlinf.runners.evaluation import Evaluator, good_checkpoint, load_run
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
@@ -335,7 +335,7 @@ class TrainedPolicy:
         Raises:
             CheckpointError: No checkpoint can be used any more.
         """
-        _, checkpoint = load_run(self._task, self._source)
+        checkpoint = good_checkpoint(self._task, self._source)
         if checkpoint.step == step:
             return None
         return checkpoint.step, acting_weights(checkpoint.tree["workers"])

@@ -196,7 +196,7 @@ def _evaluate_one(
     if spec is None:
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
-    checkpoint = _checkpoint(task, source)
+    checkpoint = good_checkpoint(task, source)
     name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
     if served is not None:
         name, step = served.name, served.version
@@ -229,7 +229,7 @@ def load_run(
         ConfigError: Its model is not the one that it began with.
         CheckpointError: There is no good checkpoint.
     """
-    return _configured(task, run_of(source), overrides), _checkpoint(task, source)
+    return _configured(task, run_of(source), overrides), good_checkpoint(task, source)
 
 
 def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> PlacedConfig:
@@ -250,7 +250,8 @@ def origin_of(task: type[Task[Any]], run: Path) -> Origin:
     return origin
 
 
-def _checkpoint(task: type[Task[Any]], source: Path) -> Checkpoint:
+def good_checkpoint(task: type[Task[Any]], source: Path) -> Checkpoint:
+    """The checkpoint that is named, or else the good one of a run; see :func:`load_run`."""
     from rlinf.checkpoint.contents import load_checkpoint
     from rlinf.checkpoint.store import CheckpointStore
 

@@ -55,6 +55,7 @@ def decision_steps(
     rewards = torch.where(valid, trajectory.rewards, 0.0)
     terminated = trajectory.terminations.any(dim=-1)
     truncated = trajectory.truncations.any(dim=-1)
+    faulty = trajectory.played & ~trajectory.valid
     bootstrap = {
         "standard": truncated & ~terminated,
         "always": truncated | terminated,
@@ -74,7 +75,7 @@ def decision_steps(
     final = per_step(trajectory.final_values)[..., 0]
     return DecisionSteps(
         rewards=_time_major(rewards),
-        dones=_time_major(last_column(terminated | truncated | ~trajectory.valid)),
+        dones=_time_major(last_column(terminated | truncated | faulty)),
         bootstrap=_time_major(last_column(bootstrap & trajectory.valid)),
         values=_time_major(torch.where(valid, per_step(trajectory.values), 0.0)),
         final_values=_time_major(last_column(torch.where(trajectory.valid, final, 0.0))),

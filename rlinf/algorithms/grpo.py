@@ -131,14 +131,15 @@ class GroupCredit(Credit):
         """[M] bool; remembers which episodes the rollout leaves unfinished."""
         ended = torch.zeros(count, dtype=torch.bool, device=of_row.device)
         ended[of_row[trajectory.dones]] = True
-        spans_rollout = of_row[0] == of_row[-1]
+        of_first = trajectory.of_first_row(of_row)
         complete = ended.clone()
-        complete[of_row[0][spans_rollout]] = True
+        complete[of_first[of_first == of_row[-1]]] = True
         complete[of_row[~trajectory.uninterrupted()]] = False
-        envs, first = trajectory.env_ids.tolist(), trajectory.episode_ids[0].tolist()
+        envs = trajectory.env_ids.tolist()
+        first = trajectory.of_first_row(trajectory.episode_ids).tolist()
         for column, (env, episode) in enumerate(zip(envs, first, strict=True)):
             if self._open_episodes.get(env) == episode:
-                complete[of_row[0, column]] = False
+                complete[of_first[column]] = False
         last, over = trajectory.episode_ids[-1].tolist(), ended[of_row[-1]].tolist()
         self._open_episodes = {
             env: episode

@@ -208,7 +208,7 @@ class PolicyObjective(Algorithm):
         if self.imitation is not None and shown is not None:
             errors = self.imitation.errors(modules["policy"], shown)
             imitation_loss = (errors * shown.mask).sum()
-            loss = loss + imitation_loss
+            loss = loss + self._policy_weight * imitation_loss
             metrics["actor/imitation_loss"] = imitation_loss.detach()
         return loss, metrics
 

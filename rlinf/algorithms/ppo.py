@@ -41,7 +41,7 @@ class RewardNormalizer:
     def __init__(self, *, gamma: float, clip: float = 10.0, epsilon: float = 1e-8) -> None:
         self._gamma, self._clip, self._epsilon = gamma, clip, epsilon
         self._moments: dict[int, tuple[float, float, int]] = {}
-        self._carried: dict[int, float] = {}
+        self._carried: dict[int, tuple[int, float]] = {}
 
     def __call__(
         self,
@@ -50,23 +50,41 @@ class RewardNormalizer:
         dones: Tensor,
         valid: Tensor,
         env_ids: Tensor,
+        episodes: tuple[Tensor, Tensor] | None = None,
+        played: Tensor | None = None,
         tasks: Tensor | None = None,
     ) -> Tensor:
         """Take the valid steps of a rollout [S, B] into the statistics; its scaled rewards.
 
-        ``tasks`` is the task of each step, int64 [S, B]; None: there is one.
+        Args:
+            rewards: [S, B].
+            dones: [S, B] bool.
+            valid: [S, B] bool.
+            env_ids: [B] int64.
+            episodes: Numbers of the episodes that the environments begin and leave the rollout in,
+                int64 [B] each; a return is carried within one alone. None: they are the same.
+            played: [S, B] bool, what is not counts for nothing and ends nothing; None: all are.
+            tasks: The task of each step, int64 [S, B]; None: there is one.
         """
         envs = env_ids.tolist()
-        carried = [self._carried.get(env, 0.0) for env in envs]
+        first = last = [0] * len(envs)
+        if episodes is not None:
+            first, last = (numbers.tolist() for numbers in episodes)
+        carried = []
+        for env, episode in zip(envs, first, strict=True):
+            begun, value = self._carried.get(env, (episode, 0.0))
+            carried.append(value if begun == episode else 0.0)
         running = torch.tensor(carried, dtype=torch.float64, device=rewards.device)
         rewards64 = rewards.double()
         returns = torch.empty_like(rewards64)
         keep = (~dones).double() * self._gamma
+        if played is not None:
+            keep = torch.where(played, keep, 1.0)
         for step in range(len(rewards)):
             returns[step] = rewards64[step] + running
             running = returns[step] * keep[step]
         # `running` is already discounted: what the next reward is added to.
-        self._carried.update(zip(envs, running.tolist(), strict=True))
+        self._carried.update(zip(envs, zip(last, running.tolist(), strict=True), strict=True))
         tasks = torch.zeros_like(valid, dtype=torch.int64) if tasks is None else tasks
         scaled = torch.empty_like(rewards)
         for task in torch.unique(tasks).tolist():
@@ -96,15 +114,16 @@ class RewardNormalizer:
             "tasks": torch.tensor(tasks, dtype=torch.int64),
             "moments": torch.tensor(moments, dtype=torch.float64).reshape(-1, 3),
             "env_ids": torch.tensor(envs, dtype=torch.int64),
-            "carried": torch.tensor([self._carried[env] for env in envs], dtype=torch.float64),
+            "episodes": torch.tensor([self._carried[env][0] for env in envs], dtype=torch.int64),
+            "carried": torch.tensor([self._carried[env][1] for env in envs], dtype=torch.float64),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
         moments = [(mean, variance, int(n)) for mean, variance, n in state["moments"].tolist()]
         self._moments = dict(zip(state["tasks"].tolist(), moments, strict=True))
-        envs, carried = state["env_ids"].tolist(), state["carried"].tolist()
-        self._carried = dict(zip(envs, carried, strict=True))
+        envs, episodes, carried = (state[k].tolist() for k in ("env_ids", "episodes", "carried"))
+        self._carried = dict(zip(envs, zip(episodes, carried, strict=True), strict=True))
 
 
 class CriticCredit(Credit):
@@ -168,6 +187,8 @@ class CriticCredit(Credit):
             dones=steps.dones,
             valid=valid.repeat_interleave(per_chunk, dim=0),
             env_ids=trajectory.env_ids,
+            episodes=(trajectory.of_first_row(trajectory.episode_ids), trajectory.episode_ids[-1]),
+            played=trajectory.played.repeat_interleave(per_chunk, dim=0),
             tasks=None if tasks is None else tasks.repeat_interleave(per_chunk, dim=0),
         )
 

@@ -17,6 +17,7 @@ from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import SoftActorCriticConfig
 from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss, Modules, Share
+from rlinf.algorithms.samples import mean
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import ACTION_MASK
 from rlinf.models.policy import RAW_ACTIONS
@@ -134,7 +135,7 @@ class SAC(Algorithm):
             truncated=rollout.truncations.any(dim=-1).flatten(),
             valid=rollout.valid.flatten(),
         ).select(kept)
-        return batch, {"rollout/rewards": rewards.sum(dim=-1)[rollout.valid].mean().item()}
+        return batch, {"rollout/rewards": mean(rewards.sum(dim=-1).flatten()[kept])}
 
     def with_noise(self, batch: Batch, generator: torch.Generator) -> Batch:
         """A batch with the noise [N, C, A] of the actions that its losses sample."""

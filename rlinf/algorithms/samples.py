@@ -137,7 +137,7 @@ def row_weights(
     rows = active if trained is None else trained & active
     if bool(rows.all()) or (trained is None and not bool(idle.any())):
         return None
-    if by_length and not bool(active.all()):
+    if by_length and bool(idle.any()):
         return episode_length_weights(rows)
     return rows.float()
 
@@ -161,8 +161,9 @@ def answer_metrics(batch: Batch, prepared: Batch) -> dict[str, float]:
 
 
 def chunk_step_metrics(trajectory: Trajectory, batch: Batch) -> dict[str, float]:
-    """Mean reward of a chunk step, and advantages of the samples that were made of a rollout."""
-    rewards = trajectory.rewards.sum(dim=-1)[trajectory.valid]
+    """Mean reward of a chunk step of running episodes, and advantages of the samples that were made
+    of a rollout."""
+    rewards = trajectory.rewards.sum(dim=-1)[trajectory.valid & ~idle_rows(trajectory)]
     return {"rollout/rewards": mean(rewards), **_advantage_metrics(batch)}
 
 

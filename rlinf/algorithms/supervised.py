@@ -105,12 +105,13 @@ def with_noise(batch: Batch, specs: Mapping[str, NoiseSpec], words: tuple[int, .
 
 
 def with_demonstrations(batch: Batch, shown: Batch, *, weight: float, rows: int) -> Batch:
-    """Rows each of which has a recorded chunk beside it, the first of ``shown`` [≥ N].
+    """Rows each of which has a recorded chunk beside it: ``shown`` in its order, from the beginning
+    again where it has fewer, as beside the rows that a fault added to a rollout.
 
     Over a global batch of ``rows`` rows the errors of the chunks count as ``weight`` times the mean
     over rows of the mean over their terms.
     """
-    beside = shown.select(slice(0, len(batch))).to(batch.mask.device)
+    beside = shown.select(torch.arange(len(batch)) % len(shown)).to(batch.mask.device)
     counted = (beside.mask > 0).to(beside.mask)
     share = counted * (weight / rows) / counted.sum(dim=1, keepdim=True).clamp(min=1)
     columns = {_SHOWN + name: column for name, column in beside.inputs.items()}

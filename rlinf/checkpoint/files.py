@@ -17,12 +17,20 @@ def is_disk_full(error: BaseException | None) -> bool:
 
 
 def write_durable(path: Path, data: bytes) -> None:
-    """Write ``data`` to a new file and return after it has reached the disk."""
-    with open(path, "xb", buffering=0) as file:
-        view = memoryview(data)
-        while view:
-            view = view[file.write(view) :]
-        os.fsync(file.fileno())
+    """Write ``data`` to a new file and return after it has reached the disk.
+
+    Raises:
+        OSError: With the name of the file.
+    """
+    try:
+        with open(path, "xb", buffering=0) as file:
+            view = memoryview(data)
+            while view:
+                view = view[file.write(view) :]
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = os.fspath(path)  # which writing does not give
+        raise
 
 
 def write_atomic(path: Path, data: bytes) -> None:

@@ -96,10 +96,14 @@ def _full_disk(error: BaseException) -> str | None:
     """What to do where an error says that the disk is full; None: it does not."""
     from rlinf.checkpoint.files import is_disk_full
 
-    if not (isinstance(error, OSError) and is_disk_full(error)):
+    if isinstance(error, OSError) and is_disk_full(error):
+        what = f": {error.filename}" if error.filename else ""
+        told = f"{error.strerror}{what}"
+    elif isinstance(error, RLinfError) and is_disk_full(error.__cause__):
+        told = str(error)
+    else:
         return None
-    what = f": {error.filename}" if error.filename else ""
-    log, told = reporting.log, f"{error.strerror}{what}"
+    log = reporting.log
     if log is None:
         return f"{told}; free some space, and give the command again"
     run = shlex.quote(str(log.parent))

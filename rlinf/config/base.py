@@ -46,6 +46,9 @@ class StrictModel(BaseModel):
     not_read: ClassVar[frozenset[str]] = frozenset()
     """Paths of the section that no run reads: what it writes to, or executes."""
 
+    code_files: ClassVar[frozenset[str]] = frozenset()
+    """Keys whose text names something in a Python file, ``FILE.py:NAME``, or in a module."""
+
     def unwritten(self, key: str) -> Any:
         """What a key is where it is not written."""
         return (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlinf.config.base import StrictModel
+from rlinf.config.reference import file_of
 
 Config = TypeVar("Config", bound=StrictModel)
 
@@ -30,6 +31,8 @@ def named_files(config: StrictModel) -> Iterator[tuple[str, Path]]:
         for key, value in _entries(name, getattr(config, name)):
             if isinstance(value, Path):
                 yield key, value
+            elif name in config.code_files and (file := file_of(value)):
+                yield key, file
             elif isinstance(value, StrictModel):
                 yield from ((f"{key}.{below}", path) for below, path in named_files(value))
 
@@ -51,7 +54,13 @@ def at_absolute_paths(config: Config) -> Config:
     changed = {}
     for name in type(config).model_fields:
         value = getattr(config, name)
-        if name not in config.not_read and (other := _absolute(value)) is not value:
+        if name in config.not_read:
+            continue
+        if name in config.code_files and (file := file_of(value)):
+            other: Any = f"{_absolute(file)}:{value.rpartition(':')[2]}"
+        else:
+            other = _absolute(value)
+        if other is not value and other != value:
             changed[name] = other
     return config.model_copy(update=changed) if changed else config
 

@@ -65,6 +65,7 @@ _NAMES = {
     "rollout.group_size": "num_generations n n_samples_per_prompt",
     "rollout.prompts": "train_batch_size gen_batch_size rollout_batch_size",
     "rollout.engine": "vllm use_vllm rollout_backend",
+    "rollout.engine.type": "rollout.name",
     "rollout.engine.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "rollout.sampling.max_new_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": "n_steps num_steps rollout_epoch max_steps_per_rollout_epoch",
@@ -75,9 +76,11 @@ _NAMES = {
     "runner.total_steps": "steps max_steps total_training_steps max_epochs total_epochs "
     "num_train_steps num_train_epochs",
 }
-"""Our keys, and what others call what they hold."""
+"""Our keys, and what others call what they hold; with its section where it says little alone."""
 
 
-def names_here(name: str) -> list[str]:
-    """Return the keys that hold what others call ``name``; a run may have none of them."""
-    return [key for key, names in _NAMES.items() if name in names.split()]
+def names_here(name: str, section: str = "") -> list[str]:
+    """Return the keys that hold what others call ``name``, in a section of theirs if one is given;
+    a run may have none of them."""
+    called = {name, f"{section}.{name}"}
+    return [key for key, names in _NAMES.items() if called & {*names.split()}]

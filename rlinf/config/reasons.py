@@ -121,8 +121,11 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     known = [] if owner is None else child_keys(owner)
     hint = did_you_mean(name, known)
     inner = value_at(data, key)
-    wanted = [*_last_names(inner)] if isinstance(inner, Mapping) and inner else [name]
-    alike = [here for each in wanted for here in names_here(each)
+    around = parent.rpartition(".")[2]
+    wanted = (
+        [*_last_names(inner, name)] if isinstance(inner, Mapping) and inner else [(name, around)]
+    )
+    alike = [here for each in wanted for here in names_here(*each)
              if here in subkeys_named(model_class, here.rpartition(".")[2], data)]  # fmt: skip
     elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
     below = [other for other in elsewhere if parent and other.startswith(f"{parent}.")]
@@ -141,13 +144,14 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
 
 
-def _last_names(section: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of the values of a section that is not known, at any depth."""
+def _last_names(section: Mapping[str, Any], called: str) -> Iterator[tuple[str, str]]:
+    """Yield the names of the values of a section that is not known, at any depth, each with that of
+    the section around it."""
     for name, value in section.items():
         if isinstance(value, Mapping) and value:
-            yield from _last_names(value)
+            yield from _last_names(value, name)
         else:
-            yield name
+            yield name, called
 
 
 def _not_a_choice(value: Any, expected: str) -> str:

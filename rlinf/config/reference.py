@@ -16,6 +16,12 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.errors import ConfigError
 
 
+def file_of(reference: str) -> Path | None:
+    """The file of ``FILE.py:NAME``; None of a module's reference."""
+    where, _, _ = reference.rpartition(":")
+    return Path(where) if where.endswith(".py") else None
+
+
 def check_reference(reference: str) -> None:
     """Refuse a reference to what is not there; the packages above its module are imported, and the
     module is read.

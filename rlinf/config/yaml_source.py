@@ -126,5 +126,8 @@ def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str
 
 def _one_line(error: Exception) -> str:
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
-        return f"{error.problem} (line {error.problem_mark.line + 1})"
+        line, problem = error.problem_mark.line + 1, error.problem or ""
+        if r"'\t'" in problem:
+            return f"a tab in line {line}; YAML is indented by spaces"
+        return f"{problem} (line {line})"
     return " ".join(str(error).split())

@@ -11,6 +11,9 @@ from torch import Tensor
 _NAMED = ("forward_inputs", "next_observations")
 _WITHOUT_TIME = ("env_ids", "bootstrap_values")
 
+NO_EPISODE = -1
+"""In place of an episode's number: nothing was played."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
@@ -37,7 +40,7 @@ class Trajectory:
         valid: [T, B] bool.
         versions: [T, B] int64, weight version that acted.
         env_ids: [B] int64, global environment numbers.
-        episode_ids: [T, B] int64.
+        episode_ids: [T, B] int64, :data:`NO_EPISODE` in rows that only fill up a joined rollout.
         reset_seeds: [T, B] int64, seed of the episode's initial state.
 
     Raises:
@@ -126,6 +129,16 @@ class Trajectory:
         return self.log_probs.shape[2]
 
     @property
+    def played(self) -> Tensor:
+        """[T, B] bool: the row is of an episode, and does not only fill up a joined rollout."""
+        return self.episode_ids != NO_EPISODE
+
+    def of_first_row(self, column: Tensor) -> Tensor:
+        """[B] of a column [T, B]: what stands in the first row that was played."""
+        first = self.played.int().argmax(dim=0, keepdim=True)
+        return column.gather(0, first)[0]
+
+    @property
     def dones(self) -> Tensor:
         """[T, B] bool: the episode ended in this row, for whatever reason."""
         return (self.terminations | self.truncations).any(dim=-1)
@@ -150,14 +163,14 @@ class Trajectory:
         """The same rollout valued by another critic, as [T, B, V].
 
         The observations after the last row and after the end of an episode are not kept. Their
-        values move by as much as the value of the row before them.
+        values, where they have one, move by as much as the value of the row before them.
         """
         shift = (values - self.values)[..., -1:]
         return replace(
             self,
             values=values,
             final_values=torch.where(
-                self.dones.unsqueeze(-1), self.final_values + shift, self.final_values
+                self.final_values != 0, self.final_values + shift, self.final_values
             ),
             bootstrap_values=self.bootstrap_values + shift[-1],
         )
@@ -218,7 +231,7 @@ def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:
     for name in tensors[0]:
         parts = [each[name] for each in tensors]
         dim = 0 if name in _WITHOUT_TIME else 1
-        whole = torch.cat([_pad_front(part, rows) for part in parts] if dim else parts, dim)
+        whole = torch.cat([_pad_front(name, part, rows) for part in parts] if dim else parts, dim)
         joined[name] = whole if ordered else whole.index_select(dim, order)
     return Trajectory.from_tensors(joined)
 
@@ -242,9 +255,15 @@ def _joinable(trajectories: Sequence[Trajectory]) -> list[dict[str, Tensor]]:
     return tensors
 
 
-def _pad_front(tensor: Tensor, rows: int) -> Tensor:
-    """Zeros in front along T; a row of zeros is an invalid row."""
+def _pad_front(name: str, tensor: Tensor, rows: int) -> Tensor:
+    """Rows in front along T that are not valid and of no episode: zeros, and the version of those
+    behind them, which makes no rollout older than it is."""
     missing = rows - tensor.shape[0]
     if not missing:
         return tensor
-    return torch.cat([tensor.new_zeros(missing, *tensor.shape[1:]), tensor])
+    if name == "versions":
+        filler = tensor[:1].expand(missing, *tensor.shape[1:])
+    else:
+        value = NO_EPISODE if name == "episode_ids" else 0
+        filler = tensor.new_full((missing, *tensor.shape[1:]), value)
+    return torch.cat([filler, tensor])

@@ -152,6 +152,8 @@ class CalvinEnv(SimulatorEnv):
         given[-1] = 1.0 if given[-1] > 0 else -1.0
         _, _, _, now = self._env.step(given)
         self._steps += 1
+        if self._done == len(self._chain):  # it goes on where terminations are ignored
+            return 0.0, True, False, {"success": True}
         subtask = self._chain[self._done]
         if self._oracle.get_task_info_for_set(self._start, now, {subtask}):
             self._done += 1

@@ -119,13 +119,22 @@ class GymnasiumEnv(SimulatorEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode."""
-        observation, info = self._env.reset(seed=seed, options=options)
+        try:
+            observation, info = self._env.reset(seed=seed, options=options)
+        except ValueError as error:
+            _explain(error, "reset", "observation, info")
+            raise
         self._return = 0.0
         return self._converted(observation), info
 
     def step(self, action: Any) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Execute one action."""
-        observation, reward, terminated, truncated, info = self._env.step(self._given(action))
+        given = self._given(action)
+        try:
+            observation, reward, terminated, truncated, info = self._env.step(given)
+        except ValueError as error:
+            _explain(error, "step", "observation, reward, terminated, truncated, info")
+            raise
         self._return += float(reward)
         if (key := self._options.success_key) is not None:
             if (terminated or truncated) and key not in info and (near := nearest_names(key, info)):
@@ -183,6 +192,13 @@ def _made(options: GymnasiumOptions) -> Any:
         if "'render_mode'" not in str(error).splitlines()[0]:
             raise
     return gymnasium.make(options.id, **given)
+
+
+def _explain(error: ValueError, method: str, returned: str) -> None:
+    """Say what has to be returned, where the environment returned something else: before gymnasium
+    0.26 it was."""
+    if "to unpack" in str(error):
+        raise ValueError(f"{method} has to return ({returned}): {error}") from error
 
 
 def _at(observation: Any, path: tuple[str, ...]) -> Any:

@@ -214,7 +214,19 @@ class ReadsStates(ActorCriticPolicy):
     """Normalised states, and which of several tasks it is, as features; before the class that says
     what the distribution is in the order of the bases."""
 
-    _tasks: int
+    def __init__(
+        self, config: NormalizingConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+    ) -> None:
+        tasks = told_tasks(env_spec)
+        distribution: Callable[..., None] = super().__init__  # of the class beside this one
+        distribution(
+            config,
+            env_spec,
+            feature_dim=states_dim(env_spec, needed_by=config.type) + tasks,
+            value_dim=value_dim,
+            generator=torch.Generator().manual_seed(seed),
+        )
+        self._tasks, self.normalizer = tasks, normalizer_of(config, env_spec)
 
     def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
         """States, and which task it is."""
@@ -223,10 +235,6 @@ class ReadsStates(ActorCriticPolicy):
     def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, D] states, normalised, and the task [B, tasks]."""
         return with_task(self.normalized(observations), observations, self._tasks)
-
-    def _read_states(self, config: NormalizingConfig, env_spec: EnvSpec) -> None:
-        self.normalizer = normalizer_of(config, env_spec)
-        self._tasks = told_tasks(env_spec)
 
 
 def told_tasks(env_spec: EnvSpec) -> int:

@@ -107,6 +107,7 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
         exclude_modules=r"(.*\.)?visual\..*" if seeing else None,
         init_lora_weights="gaussian",
         task_type="CAUSAL_LM",
+        base_model_name_or_path=getattr(model, "name_or_path", None) or None,
     )
 
 

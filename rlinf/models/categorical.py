@@ -1,4 +1,4 @@
-"""Categorical distribution over discrete actions: separate actor and critic trunks, on states."""
+"""Categorical distribution over discrete actions, and the policy of perceptrons on states."""
 
 from __future__ import annotations
 
@@ -9,42 +9,45 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.actor_critic import ReadsStates, states_dim, told_tasks
-from rlinf.models.config import CategoricalMLPConfig
+from rlinf.models.actor_critic import ActorCriticPolicy, ReadsStates
+from rlinf.models.config import TrunkPolicyConfig
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 
-class CategoricalMLPPolicy(ReadsStates):
-    """Chooses one of n actions in each step of a chunk; the choices of a chunk are independent."""
+class CategoricalPolicy(ActorCriticPolicy):
+    """Base of the categorical policies, which choose one of n actions in each step of a chunk: a
+    subclass says how observations become features. The choices of a chunk are independent."""
 
     def __init__(
         self,
-        config: CategoricalMLPConfig,
+        config: TrunkPolicyConfig,
         env_spec: EnvSpec,
         *,
-        value_dim: int = 1,
-        seed: int = 0,
+        feature_dim: int,
+        value_dim: int,
+        generator: torch.Generator,
+        critic_dim: int | None = None,
     ) -> None:
         choices = env_spec.num_actions
         if choices is None:
             raise ConfigError(
                 f"model.type: {config.type} gives discrete actions, the environment takes "
-                f"{env_spec.action_kind} ones; nearest: mlp"
+                f"{env_spec.action_kind} ones; nearest: mlp, or cnn for pictures"
             )
         super().__init__(
             config,
             env_spec,
             outputs=config.num_action_chunks * choices,
-            feature_dim=states_dim(env_spec, needed_by=config.type) + told_tasks(env_spec),
+            feature_dim=feature_dim,
             value_dim=value_dim,
-            generator=torch.Generator().manual_seed(seed),
+            generator=generator,
+            critic_dim=critic_dim,
         )
         self.choices = choices
         """n."""
-        self._read_states(config, env_spec)
 
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
@@ -85,3 +88,7 @@ class CategoricalMLPPolicy(ReadsStates):
             values=self._values(self.critic_features(forward_inputs, features)),
             entropy=-(all_log_probs.exp() * all_log_probs).sum(dim=-1, keepdim=True),
         )
+
+
+class CategoricalMLPPolicy(ReadsStates, CategoricalPolicy):
+    """Discrete actions."""

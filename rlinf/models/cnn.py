@@ -1,8 +1,8 @@
-"""Convolutional policy for image observations, with states beside them where given."""
+"""Convolutional policies for image observations, with states beside them where given."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -12,50 +12,51 @@ from torch import Tensor
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.actor_critic import (
+    ActorCriticPolicy,
     normalizer_of,
     orthogonal_layer,
     told_tasks,
     with_task,
 )
-from rlinf.models.config import CNNConfig, ImagePolicyConfig
+from rlinf.models.categorical import CategoricalPolicy
+from rlinf.models.config import PictureEncoderConfig, PicturePolicyConfig
 from rlinf.models.gaussian import GaussianPolicy
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
 
-class CNNPolicy(GaussianPolicy):
-    """Images and states into features, features into separate actor and critic trunks."""
+class ReadsPictures(ActorCriticPolicy):
+    """Images and states as features; before the class that says what the distribution is in the
+    order of the bases."""
 
     values_in_parts = True
 
     def __init__(
-        self, config: CNNConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
+        self, config: PicturePolicyConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
-        state_shape = env_spec.observation_shapes.get("states", ()) if config.use_states else ()
-        state_dim = state_shape[0] if state_shape else 0
-        tasks = told_tasks(env_spec)
-        self._critic_reads_states = value_dim > 0 and config.critic_reads == "states"
-        super().__init__(
+        tasks, state_dim = told_tasks(env_spec), _state_dim(config, env_spec)
+        own = value_dim > 0 and config.critic_reads == "states"
+        distribution: Callable[..., None] = super().__init__  # of the class beside this one
+        distribution(
             config,
             env_spec,
             feature_dim=state_dim + config.image_features * len(config.image_keys) + tasks,
-            critic_dim=_critic_dim(env_spec) + tasks if self._critic_reads_states else None,
+            critic_dim=_critic_dim(env_spec) + tasks if own else None,
             value_dim=value_dim,
             generator=generator,
         )
-        self._image_keys = config.image_keys
+        self._image_keys, self._tasks = config.image_keys, tasks
+        self._reads_states, self._critic_reads_states = state_dim > 0, own
         self.encoder = self._encoders(config, env_spec, generator)
         separate = value_dim > 0 and not config.shared_encoder
         self.critic_encoder = self._encoders(config, env_spec, generator) if separate else None
-        self._reads_states = state_dim > 0
-        self._tasks = tasks
         reads_states = self._reads_states or self._critic_reads_states
         self.normalizer = normalizer_of(config, env_spec) if reads_states else None
 
     def _encoders(
-        self, config: CNNConfig, env_spec: EnvSpec, generator: torch.Generator
+        self, config: PicturePolicyConfig, env_spec: EnvSpec, generator: torch.Generator
     ) -> torch.nn.ModuleDict:
         return torch.nn.ModuleDict(
             {
@@ -104,6 +105,19 @@ class CNNPolicy(GaussianPolicy):
         return chain(super().value_parameters(), own)
 
 
+class CNNPolicy(ReadsPictures, GaussianPolicy):
+    """Gaussian actions."""
+
+
+class CategoricalCNNPolicy(ReadsPictures, CategoricalPolicy):
+    """Discrete actions."""
+
+
+def _state_dim(config: PicturePolicyConfig, env_spec: EnvSpec) -> int:
+    shape = env_spec.observation_shapes.get("states", ()) if config.use_states else ()
+    return shape[0] if shape else 0
+
+
 def _critic_dim(env_spec: EnvSpec) -> int:
     shape = env_spec.observation_shapes.get("states")
     if shape is None:
@@ -120,7 +134,7 @@ class ImageEncoder(torch.nn.Module):
 
     def __init__(
         self,
-        config: ImagePolicyConfig,
+        config: PictureEncoderConfig,
         shape: tuple[int, ...],
         *,
         key: str,

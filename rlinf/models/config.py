@@ -202,8 +202,8 @@ class SquashedMLPConfig(SquashedConfig, NormalizingPolicyConfig):
     """Widths of the hidden layers of the policy."""
 
 
-class ImagePolicyConfig(GaussianPolicyConfig):
-    """A Gaussian policy with a small encoder per camera key."""
+class PictureEncoderConfig(TrunkPolicyConfig):
+    """A policy with a small encoder per camera key (Mnih et al. 2015)."""
 
     image_keys: tuple[ImageKey, ...] = Field(default=("main_images",), min_length=1)
     """Image observations to read."""
@@ -233,14 +233,11 @@ class ImagePolicyConfig(GaussianPolicyConfig):
         return self
 
 
-class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
-    """Gaussian policy on images: a small encoder per camera key (Mnih et al. 2015), and the trunks
-    of the perceptron policy behind it."""
+class PicturePolicyConfig(PictureEncoderConfig, NormalizingConfig):
+    """A policy on pictures with the trunks of the perceptron policies behind its encoders."""
 
-    implementation = "rlinf.models.cnn:CNNPolicy"
     of_values = ("shared_encoder", "critic_reads")
-    type: Literal["cnn"] = "cnn"
-    """Which policy this section configures."""
+
     shared_encoder: bool = True
     """Let actor and critic share the encoders; otherwise each has its own."""
     critic_reads: Literal["pictures", "states"] = "pictures"
@@ -257,11 +254,29 @@ class CNNConfig(ImagePolicyConfig, NormalizingPolicyConfig):
         return self
 
 
+class CNNConfig(PicturePolicyConfig, GaussianPolicyConfig):
+    """Gaussian policy on images: convolutions per camera key, and the trunks of the perceptron
+    policy behind them."""
+
+    implementation = "rlinf.models.cnn:CNNPolicy"
+    type: Literal["cnn"] = "cnn"
+    """Which policy this section configures."""
+
+
+class CategoricalCNNConfig(PicturePolicyConfig):
+    """Categorical policy on images for environments of discrete actions, otherwise as `cnn`."""
+
+    implementation = "rlinf.models.cnn:CategoricalCNNPolicy"
+    type: Literal["categorical_cnn"] = "categorical_cnn"
+    """Which policy this section configures."""
+
+
 MODELS = {
     "mlp": "rlinf.models.config:MLPConfig",
     "categorical_mlp": "rlinf.models.config:CategoricalMLPConfig",
     "squashed_mlp": "rlinf.models.config:SquashedMLPConfig",
     "cnn": "rlinf.models.config:CNNConfig",
+    "categorical_cnn": "rlinf.models.config:CategoricalCNNConfig",
     "pi0": "rlinf.models.vla.pi0.config:PI0Config",
     "pi05": "rlinf.models.vla.pi0.config:PI05Config",
     "qwen_vl": "rlinf.models.vla.qwen_vl.config:QwenVLConfig",

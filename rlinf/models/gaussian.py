@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import ConfigError
-from rlinf.models.actor_critic import ActorCriticPolicy, ReadsStates, states_dim, told_tasks
-from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig, NormalizingPolicyConfig
+from rlinf.models.actor_critic import ActorCriticPolicy, ReadsStates, told_tasks
+from rlinf.models.config import LOG_STD_RANGE, GaussianPolicyConfig
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample
 
 if TYPE_CHECKING:
@@ -53,8 +53,8 @@ class GaussianPolicy(ActorCriticPolicy):
         if env_spec.action_kind != "continuous":
             raise ConfigError(
                 f"model.type: {config.type} gives continuous actions, the environment takes "
-                f"{env_spec.action_kind} ones; nearest: categorical_mlp, or an environment with a "
-                "Box action space"
+                f"{env_spec.action_kind} ones; nearest: categorical_mlp, categorical_cnn for "
+                "pictures, or an environment with a Box action space"
             )
         outputs = config.num_action_chunks * env_spec.action_dim
         super().__init__(
@@ -127,22 +127,4 @@ class GaussianPolicy(ActorCriticPolicy):
 
 
 class MLPPolicy(ReadsStates, GaussianPolicy):
-    """Normalised states, and which of several tasks it is, into actor and critic trunks."""
-
-    def __init__(
-        self,
-        config: NormalizingPolicyConfig,
-        env_spec: EnvSpec,
-        *,
-        value_dim: int = 1,
-        seed: int = 0,
-    ) -> None:
-        state_dim = states_dim(env_spec, needed_by=config.type)
-        super().__init__(
-            config,
-            env_spec,
-            feature_dim=state_dim + told_tasks(env_spec),
-            value_dim=value_dim,
-            generator=torch.Generator().manual_seed(seed),
-        )
-        self._read_states(config, env_spec)
+    """Gaussian actions."""

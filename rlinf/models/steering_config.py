@@ -15,9 +15,9 @@ from rlinf.models.config import (
     MODELS,
     ActivationName,
     ImageKey,
-    ImagePolicyConfig,
     ModelConfig,
     NormalizingPolicyConfig,
+    PictureEncoderConfig,
     SquashedConfig,
     Width,
 )
@@ -31,7 +31,7 @@ _BASES = Registry(
 )
 
 
-class SteeredConfig(SquashedConfig, ImagePolicyConfig, NormalizingPolicyConfig):
+class SteeredConfig(SquashedConfig, PictureEncoderConfig, NormalizingPolicyConfig):
     """A frozen policy that denoises its actions, from noise that a small Gaussian policy chooses,
     and Q functions of that noise (Wagenmaker et al. 2025, "DSRL")."""
 

@@ -12,6 +12,7 @@ from rlinf.checkpoint.files import write_atomic
 from rlinf.config.base import StrictModel
 from rlinf.config.dump import leaves, to_data
 from rlinf.config.named_files import Fingerprint, fingerprint, named_files
+from rlinf.config.reference import file_of
 from rlinf.errors import ConfigError
 
 ORIGIN_FILE = "origin.json"
@@ -100,7 +101,7 @@ def _read(key: str, path: Path) -> Fingerprint:
     except OSError as error:
         raise ConfigError(
             f"{error.filename or path} cannot be read: {error.strerror}. If it was moved, say "
-            f"where it is: {key}=PATH",
+            f"where it is: {key}=PATH{':NAME' if path.suffix == '.py' else ''}",
             key=key,
         ) from error
 
@@ -129,12 +130,18 @@ def _value(data: Any, key: str) -> Any:
 
 
 def _put(data: Any, key: str, value: Any) -> None:
-    """Replace an entry that is there, and not null."""
+    """Replace the path of an entry that is there, not null, and names nothing else in its file."""
     *above, last = key.split(".")
     try:
         for part in above:
             data = _entry(data, part)
-        if _entry(data, last) is not None:
+        present = _entry(data, last)
+        if present is not None and _in_file(present) == _in_file(value):
             data[last if isinstance(data, Mapping) else int(last)] = value
     except (KeyError, IndexError, ValueError, TypeError):
         pass  # another number of sets or of files, which is a change
+
+
+def _in_file(value: str) -> str | None:
+    """What ``FILE.py:NAME`` names; None of a path."""
+    return value.rpartition(":")[2] if file_of(value) else None

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, field_validator
 
 from rlinf.config.nearest import did_you_mean
-from rlinf.config.reference import check_reference, names_in_file
+from rlinf.config.reference import check_reference, file_of, names_in_file
 from rlinf.errors import ConfigError
 from rlinf.rewards.protocol import RewardFunction, RewardFunctionConfig
 
@@ -22,6 +22,8 @@ Names = TypeVar("Names")
 
 class FunctionConfig(RewardFunctionConfig):
     """A function of your own."""
+
+    code_files = frozenset({"function"})
 
     type: Literal["function"] = "function"
     """Which reward this section configures."""
@@ -43,10 +45,12 @@ class FunctionConfig(RewardFunctionConfig):
         """Look for the function in its module or file, without running these: that is for the
         processes that score."""
         where, _, name = self.function.rpartition(":")
-        if where.endswith(".py"):
-            if not Path(where).is_file():
-                raise ConfigError(f"there is no file {where} in {Path.cwd()}", key="function")
-            names = _read(lambda: names_in_file(Path(where), where))
+        if (file := file_of(self.function)) is not None:
+            file = file.expanduser()
+            if not file.is_file():
+                looked_in = "" if file.is_absolute() else f" in {Path.cwd()}"
+                raise ConfigError(f"there is no file {file}{looked_in}", key="function")
+            names = _read(lambda: names_in_file(file, where))
             if names is not None and name not in names:
                 raise _no_function(where, name, names)
             return
@@ -69,8 +73,9 @@ class FunctionConfig(RewardFunctionConfig):
     def _load(self) -> Callable[..., Any]:
         self.check()
         where, _, name = self.function.rpartition(":")
+        file = file_of(self.function)
         try:
-            module = _module_of_file(where) if where.endswith(".py") else import_module(where)
+            module = _module_of_file(file.expanduser()) if file else import_module(where)
         except Exception as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise ConfigError(f"{where} cannot be imported: {reason}", key="function") from error
@@ -96,8 +101,8 @@ def _read(look: Callable[[], Names]) -> Names:
         raise
 
 
-def _module_of_file(path: str) -> ModuleType:
-    spec = spec_from_file_location(f"reward_function_{Path(path).stem}", path)
+def _module_of_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(f"reward_function_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
     module = module_from_spec(spec)

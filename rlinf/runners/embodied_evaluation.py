@@ -61,7 +61,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         count = items or configured
         seeds = sequence.generate_state(count) >> 1
         if evaluation.walk:
-            seeds = self._walked(count, again=purpose == "periodic")
+            seeds = self._walked(count, behind=evaluation.episodes if purpose == "periodic" else 0)
         sections = list(config.evaluated.values())
         return EvaluationSpec(
             task=_played_in(sections),
@@ -71,13 +71,13 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             success=evaluation.success,
         )
 
-    def _walked(self, count: int, *, again: bool) -> np.ndarray:
-        """[count] seeds 0, 1, 2, … within each section; ``again``: those that follow them."""
+    def _walked(self, count: int, *, behind: int) -> np.ndarray:
+        """[count] seeds 0, 1, 2, … within each section, or those that follow so many episodes."""
         shares, seeds = self._config.evaluation_shares, np.zeros(count, np.int64)
         for section in range(len(shares.sizes)):
             own = shares.count(section, count)
             places = [shares.number(section, place) for place in range(own)]
-            seeds[places] = np.arange(own) + (own if again else 0)
+            seeds[places] = np.arange(own) + shares.count(section, behind)
         return seeds
 
     def check(self, spec: EvaluationSpec) -> None:

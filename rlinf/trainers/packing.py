@@ -11,6 +11,7 @@ from itertools import pairwise
 import torch
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.supervised import demonstrations_of
 from rlinf.trainers.config import SequenceConfig
 from rlinf.trainers.forward_inputs import lengths_of, prompts_of, window_of
 
@@ -39,8 +40,12 @@ class Rows:
 
     def trained(self, batch: Batch) -> Batch:
         """The rows that a training step must read: all, as which micro batch a row is in must not
-        depend on the others."""
-        return batch
+        depend on the others; none where nothing counts."""
+        counted = (batch.mask > 0).any(dim=1)
+        if batch.weights is not None:
+            counted &= batch.weights > 0
+        nothing = not bool(counted.any()) and demonstrations_of(batch) is None
+        return batch.select(slice(0, 0)) if nothing else batch
 
     def place(self, batch: Batch, device: torch.device) -> Batch:
         """A micro batch where it is computed."""

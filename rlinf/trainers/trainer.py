@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss
 from rlinf.algorithms.samples import staleness_metrics
 from rlinf.algorithms.supervised import with_noise
@@ -183,7 +184,7 @@ class Trainer:
         batch, metrics = self.prepare(rollout)
         batch = batch if change is None else change(batch)
         metrics.update(self.train(batch, step))
-        self.observe(batch.inputs)
+        self.observe(batch.inputs if isinstance(rollout, Batch) else _observed(rollout))
         return metrics
 
     def observe(self, inputs: Mapping[str, Tensor]) -> None:
@@ -548,6 +549,13 @@ def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:
     """[rows] in the order of one pass."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + step * 1009 + epoch) % (1 << 63))
     return torch.randperm(rows, generator=generator)
+
+
+def _observed(trajectory: Trajectory) -> dict[str, Tensor]:
+    """What running episodes showed, [N, ...] each."""
+    rows = (trajectory.uninterrupted() & ~idle_rows(trajectory)).flatten()
+    inputs = {name: column.flatten(0, 1) for name, column in trajectory.forward_inputs.items()}
+    return inputs if bool(rows.all()) else {name: each[rows] for name, each in inputs.items()}
 
 
 def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:

@@ -15,6 +15,7 @@ import torch
 from rlinf.checkpoint import contents as contents_module
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.contents import load_checkpoint
+from rlinf.checkpoint.files import write_atomic
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
@@ -227,6 +228,17 @@ def test_full_disk_may_stop_the_run(tmp_path, monkeypatch):
     with pytest.raises(CheckpointError, match=r"step 40 was not written.*No space left"):
         store.save(50, small_state(50))
     assert store.load().step == 30
+
+
+def test_a_file_that_does_not_fit_is_named(tmp_path, monkeypatch):
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/\.?results\.json") as caught:
+        write_atomic(tmp_path / "results.json", b"{}")
+    assert caught.value.errno == errno.ENOSPC
+    assert not list(tmp_path.iterdir())
 
 
 def test_an_error_on_its_way_out_is_not_hidden_by_the_writer(tmp_path, monkeypatch, caplog):

@@ -103,6 +103,12 @@ def test_a_full_disk_is_no_trace_and_says_how_to_go_on(
     assert "No space left on device: policy.safetensors" in shown
     assert "go on with: rlinf resume /dev\n" in shown
     assert "Traceback" not in shown
+    refused = RunFailure("The checkpoint of step 4 was not written")
+    refused.__cause__ = full
+    assert report(refused) == 1
+    shown = capsys.readouterr().err
+    assert "The checkpoint of step 4 was not written\n" in shown
+    assert "go on with: rlinf resume /dev\n" in shown
     monkeypatch.setattr(reporting, "log", None)
     assert report(full) == 1
     assert "free some space, and give the command again" in capsys.readouterr().err

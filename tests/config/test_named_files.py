@@ -26,9 +26,20 @@ class Part(StrictModel):
     """Written."""
 
 
+class Code(StrictModel):
+    """A section that names something in a file."""
+
+    code_files: ClassVar[frozenset[str]] = frozenset({"function"})
+
+    function: str = "a:b"
+    """Of a file or a module."""
+
+
 class Whole(StrictModel):
     """A configuration."""
 
+    code: dict[str, Code] = Field(default_factory=dict)
+    """Sections by name."""
     path: Path | None = None
     """One."""
     part: Part = Part()
@@ -54,6 +65,19 @@ def test_what_is_read_has_keys_and_becomes_absolute(
     }
     assert absolute.part.out == Path("runs")
     assert absolute.parts[0] is config.parts[0]
+    assert at_absolute_paths(absolute) is absolute
+
+
+def test_the_file_of_a_function_is_read_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, module = Code(function="rewards/mine.py:score"), Code(function="package.module:score")
+    absolute = at_absolute_paths(Whole(code={"file": file, "module": module}))
+    assert absolute.code["file"].function == f"{tmp_path}/rewards/mine.py:score"
+    assert absolute.code["module"] is module
+    named = dict(named_files(absolute))
+    assert named == {"code.file.function": tmp_path / "rewards" / "mine.py"}
     assert at_absolute_paths(absolute) is absolute
 
 

@@ -158,6 +158,35 @@ def test_an_environment_that_draws_no_pictures_says_so():
         env.render()
 
 
+class BeforeGymnasium(Odd):
+    """It returns what environments of gym did."""
+
+    told = ()
+
+    def reset(self, *, seed=None, options=None):
+        observation, _ = super().reset(seed=seed)
+        return (observation, *self.told)
+
+    def step(self, action):
+        return self.observation_space.sample(), 1.0, False, {}
+
+
+def test_an_environment_that_returns_something_else_is_told_what_to_return(monkeypatch):
+    gymnasium.register(
+        "Before-v0", entry_point=lambda **given: BeforeGymnasium(PLAIN, spaces.Discrete(2))
+    )
+    try:
+        env = GymnasiumEnv(GymnasiumOptions(id="Before-v0", render_mode=None))
+        with pytest.raises(ValueError, match=r"reset has to return \(observation, info\): "):
+            env.reset(seed=0)
+        monkeypatch.setattr(BeforeGymnasium, "told", ({},))
+        env.reset(seed=0)
+        with pytest.raises(ValueError, match=r"step has to return \(observation, reward, term"):
+            env.step(0)
+    finally:
+        gymnasium.registry.pop("Before-v0")
+
+
 class WithoutRenderMode(Odd):
     """It is made with no argument of that name."""
 

@@ -13,6 +13,7 @@ import torch
 pytest.importorskip("transformers")
 pytest.importorskip("peft")
 
+from peft import AutoPeftModelForCausalLM
 from safetensors.torch import load_file, save_file
 from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
@@ -66,6 +67,19 @@ def test_a_saved_adapter_is_continued_from(saved: Path, monkeypatch: pytest.Monk
     found = _adapter(model)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def test_a_saved_adapter_finds_the_model_that_it_belongs_to(tmp_path: Path) -> None:
+    base, own = tmp_path / "base", tmp_path / "own"
+    _model().save_pretrained(base)
+    model = Qwen2ForCausalLM.from_pretrained(base)
+    settings = inject_adapters(model, LoraConfig(rank=4), seed=1)
+    own.mkdir()
+    save_file(_adapter(model), own / FILE)
+    settings.save_pretrained(str(own))
+    loaded = AutoPeftModelForCausalLM.from_pretrained(own)
+    ids = torch.tensor([[1, 2, 3]])
+    torch.testing.assert_close(loaded(ids).logits, model(ids).logits)
 
 
 @pytest.mark.parametrize(

@@ -2,46 +2,70 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
-from rlinf.models.categorical import CategoricalMLPPolicy
-from rlinf.models.config import CategoricalMLPConfig, MLPConfig
+from rlinf.models.categorical import CategoricalPolicy
+from rlinf.models.config import (
+    CategoricalCNNConfig,
+    CategoricalMLPConfig,
+    MLPConfig,
+    TrunkPolicyConfig,
+)
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, draw_noise
 from rlinf.trainers.policy_conformance import check_policy
 from tests.models.test_policies import env_spec
 
 CHOICES = 5
 SPEC: EnvSpec = env_spec(
-    observation_shapes={"states": (3,)},
-    observation_dtypes={"states": "float32"},
+    observation_shapes={"states": (3,), "main_images": (36, 40, 3)},
+    observation_dtypes={"states": "float32", "main_images": "uint8"},
     action_kind="discrete",
     action_dim=1,
     action_low=(0.0,),
     action_high=(CHOICES - 1.0,),
 )
 CONFIG = CategoricalMLPConfig(policy_gain=1.0, num_action_chunks=2, hidden_sizes=(16,))
+PICTURES: dict[str, Any] = {
+    "policy_gain": 1.0, "num_action_chunks": 2, "hidden_sizes": (16,), "image_features": 8,
+}  # fmt: skip
+CONFIGS: dict[str, TrunkPolicyConfig] = {
+    "states": CONFIG,
+    "pictures": CategoricalCNNConfig(**PICTURES, use_states=False, shared_encoder=False),
+    "pictures and states": CategoricalCNNConfig(**PICTURES),
+    "pictures, critic of states": CategoricalCNNConfig(
+        **PICTURES, use_states=False, critic_reads="states"
+    ),
+}
 
 
-def built(config: CategoricalMLPConfig = CONFIG) -> CategoricalMLPPolicy:
+def built(config: TrunkPolicyConfig = CONFIG) -> CategoricalPolicy:
     policy = config.build(SPEC)
-    assert isinstance(policy, CategoricalMLPPolicy)
+    assert isinstance(policy, CategoricalPolicy)
     return policy
 
 
 def seen(rows: int) -> dict[str, torch.Tensor]:
-    return {"states": torch.randn(rows, 3, generator=torch.Generator().manual_seed(0))}
+    generator = torch.Generator().manual_seed(0)
+    return {
+        "states": torch.randn(rows, 3, generator=generator),
+        "main_images": torch.randint(256, (rows, 36, 40, 3), generator=generator).byte(),
+    }
 
 
-def test_it_keeps_the_protocol_of_policies() -> None:
-    results = check_policy(CONFIG, SPEC, ranks=False)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_it_keeps_the_protocol_of_policies(name: str) -> None:
+    results = check_policy(CONFIGS[name], SPEC, ranks=False)
     assert [each for each in results if not each.passed] == []
 
 
-def test_log_probs_and_entropy_are_those_of_torch() -> None:
-    policy, states = built(), seen(50)
+@pytest.mark.parametrize("name", CONFIGS)
+def test_log_probs_and_entropy_are_those_of_torch(name: str) -> None:
+    policy, states = built(CONFIGS[name]), seen(50)
     noise = draw_noise(policy.noise, (50,), torch.Generator().manual_seed(1))
     sample = policy.sample(states, noise)
     logits = policy.actor(policy.encode(states)).view(50, 2, CHOICES)
@@ -57,7 +81,7 @@ def test_log_probs_and_entropy_are_those_of_torch() -> None:
 def test_uniform_noise_draws_each_action_as_often_as_it_is_likely() -> None:
     """The inverse of the distribution function, at evenly spaced numbers: exact but for one."""
     policy, rows = built(), 2000
-    states = {"states": seen(1)["states"].expand(rows, 3)}
+    states = {"states": seen(1)["states"].expand(rows, -1)}
     even = ((torch.arange(rows) + 0.5) / rows).view(rows, 1, 1).expand(rows, 2, 1)
     actions = policy.sample(states, {ACTIONS: even}).actions[:, 0, 0].long()
     share = torch.bincount(actions, minlength=CHOICES) / rows
@@ -72,5 +96,7 @@ def test_uniform_noise_draws_each_action_as_often_as_it_is_likely() -> None:
 def test_the_other_kind_of_actions_is_refused_with_the_nearest_policy() -> None:
     with pytest.raises(ConfigError, match=r"gives discrete actions.* nearest: mlp"):
         CONFIG.build(env_spec())
+    with pytest.raises(ConfigError, match=r"gives discrete actions.* or cnn for pictures"):
+        CONFIGS["pictures"].build(env_spec())
     with pytest.raises(ConfigError, match="takes discrete ones; nearest: categorical_mlp"):
         MLPConfig().build(SPEC)

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlinf.algorithms.config import GRPOConfig
 from rlinf.algorithms.grpo import GRPO
-from rlinf.data.trajectory import Trajectory
+from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.errors import ConfigError, RunFailure
 from tests.algorithms.rollouts import flags, random_trajectory
 
@@ -110,6 +110,46 @@ def test_an_episode_that_goes_on_into_the_next_rollout_is_not_scored_twice() -> 
         assert metrics["rollout/trained_episodes"] == 2
         assert batch.weights is not None
         assert not bool(batch.weights.view(6, 4)[:, :2].any())
+
+
+def test_neither_is_one_whose_environment_gets_rows_in_front() -> None:
+    """Those of environments 2 and 3 were topped up after a fault."""
+    algorithm = build(2)
+    begun = torch.arange(10, 14).expand(6, 4).clone()
+    ends = flags(6, 4, [(5, 2), (5, 3)])
+    algorithm.prepare(grouped(4, 2, truncations=ends, episode_ids=begun))
+
+    def part(envs: list[int], steps: int, begins: int) -> Trajectory:
+        ids = torch.tensor(envs).expand(steps, 2) + begins
+        return random_trajectory(
+            steps=steps, envs=2, value_dim=0, auto_reset=False, env_ids=torch.tensor(envs),
+            episode_ids=ids.clone(), truncations=flags(steps, 2, [(steps - 1, 0), (steps - 1, 1)]),
+        )  # fmt: skip
+
+    batch, metrics = algorithm.prepare(concatenate([part([0, 1], 6, 10), part([2, 3], 8, 20)]))
+    assert metrics["rollout/trained_episodes"] == 2
+    assert batch.weights is not None
+    assert batch.weights[batch.groups < 2].unique().tolist() == [0.0]
+    assert batch.weights[batch.groups >= 2].unique().tolist() == [1.0]
+
+
+def test_a_fault_elsewhere_does_not_change_the_shares_of_episodes() -> None:
+    """With automatic reset every trained row counts once, however many its environment has."""
+    valid = torch.ones(8, 4, dtype=torch.bool)
+    valid[3, 3] = False
+    ends = flags(8, 4, [(3, 2), *((7, env) for env in range(3)), (7, 3)])
+    episodes = torch.arange(4).expand(8, 4).clone()
+    episodes[4:, 2] = 9  # of its group alone, so not compared
+    seeds = torch.zeros(8, 4, dtype=torch.int64)
+    seeds[4:, 2] = 5
+    batch, _ = build(4).prepare(
+        random_trajectory(
+            steps=8, value_dim=0, valid=valid, truncations=ends, episode_ids=episodes,
+            reset_seeds=seeds,
+        )
+    )  # fmt: skip
+    assert batch.weights is not None
+    assert batch.weights.unique().tolist() == [0.0, 1.0]
 
 
 def test_groups_outside_the_reward_bounds_are_left_out() -> None:

@@ -83,6 +83,35 @@ def test_each_task_has_a_scale_of_its_own() -> None:
     assert torch.equal(normalizer(**following), restored(**following))
 
 
+def test_a_return_is_carried_within_its_episode_alone() -> None:
+    data = {**rollout(0, [0, 1]), "dones": torch.zeros(20, 2, dtype=torch.bool)}
+    normalizer = RewardNormalizer(gamma=GAMMA)
+    began, goes_on = torch.tensor([3, 4]), torch.tensor([3, 5])
+    normalizer(**data, episodes=(began, began))
+    restored = RewardNormalizer(gamma=GAMMA)
+    restored.load_state_dict(normalizer.state_dict())
+    for each in (normalizer, restored):
+        before = each.state_dict()["carried"]
+        nothing = {name: part[:1] if name != "env_ids" else part for name, part in data.items()}
+        nothing["rewards"] = torch.zeros(1, 2)
+        each(**nothing, episodes=(goes_on, goes_on))
+        after = each.state_dict()["carried"]
+        torch.testing.assert_close(after, torch.stack([GAMMA * before[0], before[1] * 0]))
+
+
+def test_rows_that_fill_up_a_rollout_end_nothing() -> None:
+    data = {**rollout(0, [0]), "dones": torch.zeros(20, 1, dtype=torch.bool)}
+    normalizer = RewardNormalizer(gamma=GAMMA)
+    normalizer(**data)
+    before = normalizer.state_dict()
+    filled = {name: part[:2] if name != "env_ids" else part for name, part in data.items()}
+    unplayed = torch.zeros(2, 1, dtype=torch.bool)
+    filled["rewards"], filled["valid"] = torch.zeros(2, 1), unplayed
+    normalizer(**filled, played=unplayed)
+    after = normalizer.state_dict()
+    assert all(torch.equal(after[name], part) for name, part in before.items())
+
+
 def test_constant_zero_rewards_stay_zero() -> None:
     data = rollout(0, [0])
     data["rewards"].zero_()

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.supervised import Supervised
+from rlinf.algorithms.supervised import Supervised, demonstrations_of, with_demonstrations
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.imitation import Recorded
 from rlinf.envs.spec import EnvSpec
@@ -49,6 +49,15 @@ def test_of_tokens_it_is_their_mean_cross_entropy() -> None:
         torch.testing.assert_close(_loss(Supervised(), policy, batch, parts), expected)
     empty = Batch.of(inputs={"rows": rows}, mask=torch.zeros_like(mask))
     assert _loss(Supervised(), policy, empty) == 0
+
+
+def test_recorded_chunks_begin_again_beside_the_rows_that_a_fault_added() -> None:
+    batch = Batch.of(inputs={"states": torch.zeros(5, 1)}, mask=torch.ones(5, 1))
+    recorded = Batch.of(inputs={"states": torch.arange(3.0).unsqueeze(1)}, mask=torch.ones(3, 2))
+    beside = demonstrations_of(with_demonstrations(batch, recorded, weight=0.5, rows=4))
+    assert beside is not None
+    assert beside.inputs["states"].flatten().tolist() == [0, 1, 2, 0, 1]
+    torch.testing.assert_close(beside.mask, torch.full((5, 2), 0.5 / 4 / 2))
 
 
 def test_a_policy_whose_log_probs_need_more_than_the_action_is_refused() -> None:

@@ -74,6 +74,28 @@ def test_a_shorter_rollout_gets_invalid_rows_in_front() -> None:
     assert bool(joined.valid[:, 1].all())
     assert torch.equal(joined.rewards[2:, 0], short.rewards[:, 0])
     assert torch.equal(joined.bootstrap_values[0], short.bootstrap_values[0])
+    assert joined.played[:, 0].tolist() == [False, False, True, True, True]
+    assert joined.of_first_row(joined.rewards[..., 0])[0] == short.rewards[0, 0, 0]
+
+
+def test_rows_that_fill_up_a_rollout_do_not_make_it_older() -> None:
+    parts = [
+        random_trajectory(
+            steps=steps, envs=1, env_ids=torch.tensor([env]), versions=torch.full((steps, 1), 7)
+        )
+        for env, steps in ((0, 3), (1, 5))
+    ]
+    assert concatenate(parts).versions.unique().tolist() == [7]
+
+
+def test_another_critic_gives_no_end_a_value_that_had_none() -> None:
+    ends = flags(4, 2, [(1, 0), (3, 0), (3, 1)])
+    final = torch.zeros(4, 2, 1)
+    final[1, 0] = 2.0
+    trajectory = random_trajectory(steps=4, envs=2, truncations=ends, final_values=final)
+    shifted = trajectory.with_values(trajectory.values + 5.0)
+    torch.testing.assert_close(shifted.final_values, torch.where(final != 0, final + 5.0, 0.0))
+    torch.testing.assert_close(shifted.bootstrap_values, trajectory.bootstrap_values + 5.0)
 
 
 def test_rollouts_that_do_not_fit_are_refused() -> None:

@@ -152,6 +152,12 @@ def test_walked_episodes_are_counted_in_each_section(tmp_path: Path) -> None:
     walked = config(tmp_path, "evaluation.walk=true", "env.train.1.ratio=3")
     spec = EpisodeEvaluator(walked).spec("held_out", 8)
     assert [seed for _, seed in spec.episodes] == [0, 0, 1, 2, 1, 3, 4, 5]
+    few = config(
+        tmp_path, "evaluation.walk=true", "env.train.1.ratio=3", "evaluation.episodes=8",
+        "evaluation.periodic_episodes=4",
+    )  # fmt: skip
+    spec = EpisodeEvaluator(few).spec("periodic")
+    assert [seed for _, seed in spec.episodes] == [2, 6, 7, 8]
 
 
 def test_keys_of_a_section_are_set_explained_and_checked(tmp_path: Path) -> None:

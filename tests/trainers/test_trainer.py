@@ -283,6 +283,39 @@ def test_the_critic_warms_up_alone(make_policy, make_algorithm, rollout):
     assert changed == {"critic", "actor", "log_std"}
 
 
+def test_nothing_moves_where_nothing_counts(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    trainer = trainer_of(policy, make_algorithm())
+    trainer.learn(rollout(policy), 0)  # the optimizer has momentum
+    batch, _ = trainer.prepare(stamped(rollout(policy, seed=1), 1))
+    before = weights(policy).clone()
+    metrics = trainer.train(dataclasses.replace(batch, weights=torch.zeros(len(batch))), 1)
+    assert torch.equal(weights(policy), before)
+    assert metrics["actor/empty_updates"] == 4
+
+
+def test_observations_of_environments_that_wait_do_not_count(make_policy, make_algorithm, rollout):
+    policy = make_policy()
+    # The states are not those that were acted on.
+    wide = {"first_update_kl_bound": 1e6, "first_update_ratio_bound": 1e6}
+    trainer = trainer_of(policy, make_algorithm(), **wide)
+    trajectory = rollout(policy)
+    ends = torch.zeros_like(trajectory.terminations)
+    ends[5, 1] = True  # the others play to the end
+    states = trajectory.forward_inputs["states"].clone()
+    states[6:, 1] = 1e3
+    waiting = dataclasses.replace(
+        trajectory,
+        terminations=ends,
+        forward_inputs={**trajectory.forward_inputs, "states": states},
+    )
+    trainer.learn(waiting, 0)
+    seen = [trajectory.forward_inputs["states"][:, [0, 2, 3]].flatten(0, 1), states[:6, 1]]
+    torch.testing.assert_close(
+        policy.normalizer.mean, torch.cat(seen).mean(0).to(policy.normalizer.mean)
+    )
+
+
 def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path):
     teacher = MLPConfig(hidden_sizes=(16, 16), policy_gain=1.0).build(env_spec, seed=8)
     path = export_weights(tmp_path / "policy.safetensors", teacher.state_dict())

@@ -7,7 +7,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DecoupledPPOConfig, DistillationConfig
+from rlinf.algorithms.supervised import Supervised, with_demonstrations
 from rlinf.checkpoint.weights import export_weights
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.config import MLPConfig
@@ -281,6 +283,26 @@ def test_the_critic_warms_up_alone(make_policy, make_algorithm, rollout):
     trainer.learn(stamped(rollout(policy), 1), 1)
     changed = {n.split(".")[0] for n, p in policy.named_parameters() if not p.equal(before[n])}
     assert changed == {"critic", "actor", "log_std"}
+
+
+def test_demonstrations_do_not_move_the_policy_while_the_critic_warms_up(
+    make_policy, make_algorithm, rollout
+):
+    policy, algorithm = make_policy(), make_algorithm(critic_warmup_steps=1)
+    algorithm.imitation = Supervised("squared_error")
+    recorded = rollout(policy, seed=7).forward_inputs
+    inputs = {name: column.flatten(0, 1) for name, column in recorded.items()}
+    shown = Batch.of(inputs=inputs, mask=torch.ones(SAMPLES, 2))
+    trainer = trainer_of(policy, algorithm)
+    before = policy.actor.layers[0].weight.clone()
+    for step, moves in ((0, False), (1, True)):
+        metrics = trainer.learn(
+            stamped(rollout(policy), step),
+            step,
+            lambda batch: with_demonstrations(batch, shown, weight=1.0, rows=32),
+        )
+        assert metrics["actor/imitation_loss"] > 0
+        assert policy.actor.layers[0].weight.equal(before) is not moves
 
 
 def test_nothing_moves_where_nothing_counts(make_policy, make_algorithm, rollout):

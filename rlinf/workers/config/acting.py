@@ -64,7 +64,8 @@ class EvaluationConfig(StrictModel):
     """Seed of the episode list."""
     walk: bool = False
     """Whether held-out episodes have the seeds 0, 1, 2, … instead of drawn ones: a suite of tasks
-    plays each of them equally often, and from each recorded initial state in turn."""
+    plays each of them equally often, and from each recorded initial state in turn. Episodes during
+    training have the seeds behind them, and so the same states where a suite has no more."""
     success: Literal["success_once", "success_at_end"] = "success_once"
     """What counts as success of an episode."""
     stop_at_success: float | None = Field(default=None, gt=0, le=1)

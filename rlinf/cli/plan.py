@@ -69,6 +69,7 @@ def plan(
     fits in memory."""
     from rlinf.cli.simulated_plan import asked_for
     from rlinf.cli.tasks import read_config, require_training
+    from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
     from rlinf.planner.cluster_shape import parse_cluster_shape
 
@@ -80,6 +81,7 @@ def plan(
     bytes_there = None if limit is None else _bytes(limit)
     shape = None if cluster is None else parse_cluster_shape(cluster)
     check(config, loaded)
+    config = at_absolute_paths(config)  # as a run, whose measurements are kept
     if memory:
         _show_memory(task, config, bytes_there)
         return

@@ -139,7 +139,7 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     section = f"section `{parent}`" if parent else "the config"
     owner_data = value_at(data, parent)
     component = owner_data.get("type") if isinstance(owner_data, Mapping) else None
-    if isinstance(component, str):
+    if isinstance(component, str) and name != "type":
         section += f" of type {component}"
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
 

@@ -112,10 +112,19 @@ class PromptOutcome:
     """Whether its reward could be computed."""
     level: int | None = None
     """Level of difficulty of the prompt."""
+    rewards: tuple[float | None, ...] | None = None
+    """The weighted sum that each got; None where it could not be computed."""
+    prompt: str | None = None
+    """The text that the model was given."""
+    texts: tuple[str, ...] | None = None
+    """What each says, with its end token and what tools replied."""
 
     def sizes(self) -> tuple[int, ...]:
         """For how many completions each column has a value."""
-        columns = (self.correct, self.lengths, self.truncated, self.valid, self.answers)
+        columns = (
+            self.correct, self.lengths, self.truncated, self.valid, self.answers, self.rewards,
+            self.texts,
+        )  # fmt: skip
         return tuple(len(column) for column in columns if column is not None)
 
     @classmethod
@@ -127,6 +136,8 @@ class PromptOutcome:
         part: str | None = None,
         answers: Iterable[str | None] | None = None,
         level: int | None = None,
+        prompt: str | None = None,
+        texts: Iterable[str] | None = None,
     ) -> PromptOutcome:
         """The outcome of a group, which has scores."""
         if group.scores is None:
@@ -142,6 +153,9 @@ class PromptOutcome:
             truncated=tuple(completion.truncated for completion in group.completions),
             valid=tuple(bool(score.valid) for score in group.scores),
             level=level,
+            rewards=tuple(float(s.reward) if s.valid else None for s in group.scores),
+            prompt=prompt,
+            texts=None if texts is None else tuple(texts),
         )
 
 

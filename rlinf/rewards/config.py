@@ -6,14 +6,17 @@ Imports no torch, so that a recipe is checked in an instant.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Self
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
+from rlinf.config.dump import to_data
+from rlinf.config.named_files import fingerprint, named_files
 from rlinf.config.nearest import join_choices
+from rlinf.config.reference import file_of
 from rlinf.errors import in_section
 from rlinf.rewards.protocol import REGISTRY, RewardFunctionConfig
 
@@ -51,6 +54,18 @@ class RewardConfig(StrictModel):
                 hint=f"nearest: {needed:g}",
             )
         return self
+
+    def specified(self) -> dict[str, Any]:
+        """The functions as plain data, the same wherever their files lie: of `FILE.py:NAME` the
+        file's name and a digest of what it holds."""
+        functions: dict[str, Any] = to_data(self)["functions"]
+        for key, path in named_files(self):
+            section, name = functions[key.split(".")[1]], key.split(".")[-1]
+            if file_of(str(section[name])) is not None:
+                (digest,) = fingerprint(path).values()
+                attribute = section[name].rpartition(":")[2]
+                section[name] = f"{path.name}:{attribute} {digest[:12]}"
+        return functions
 
     def check(self) -> None:
         """Let each function look for what it needs."""

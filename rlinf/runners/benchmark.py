@@ -26,6 +26,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import CorrectnessConfig, RewardConfig
 from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
 from rlinf.runners.task import Task
+from rlinf.workers.config.answering import equal_samples_problems
 
 COMPONENTS = ("rollout", "reward")
 
@@ -74,12 +75,7 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from self.correctness_problems(self.reward)
-        if self.rollout.sampling.greedy and self.rollout.samples > 1:
-            yield illegal(
-                "rollout.samples",
-                f"{self.rollout.samples} greedy completions are all the same",
-                hint="nearest: 1, or sampling.greedy: false",
-            )
+        yield from equal_samples_problems(self.rollout.sampling, self.rollout.samples, "rollout.")
         for section in ("lora", "architecture"):
             if getattr(self.model, section) is not None:
                 yield illegal(f"model.{section}", "has no effect here", hint="leave it out")
@@ -151,7 +147,7 @@ def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEv
         dataset,
         samples=config.rollout.samples,
         sampling=to_data(config.rollout.sampling),
-        reward=to_data(config.reward)["functions"],
+        reward=config.reward.specified(),
         threshold=config.correct_from,
         part=config.correct_by,
         seed=config.seed,

@@ -24,7 +24,7 @@ from rlinf.rewards.config import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
-from rlinf.workers.config.answering import AnsweringConfig
+from rlinf.workers.config.answering import AnsweringConfig, equal_samples_problems
 from rlinf.workers.config.language import picture_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
@@ -234,7 +234,10 @@ class ReasoningConfig(AnsweringConfig):
     def _data_problems(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None
         if self.data.validates:
-            yield from self.validation.correctness_problems(self.reward, "validation.")
+            validation = self.validation
+            yield from validation.correctness_problems(self.reward, "validation.")
+            sampling = validation.sampling or self.rollout.sampling
+            yield from equal_samples_problems(sampling, validation.samples, "validation.")
         else:
             keys, files = ("val_check_interval",), "data.files.validation"
             yield from unused(self.validation, keys, without=files, at="validation.")

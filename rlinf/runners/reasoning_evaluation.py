@@ -60,7 +60,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
             prompt_ids=range(min(items or validation.prompts, len(dataset))),
             samples=validation.samples,
             sampling=to_data(validation.sampling or config.rollout.sampling),
-            reward=to_data(config.reward)["functions"],
+            reward=config.reward.specified(),
             threshold=validation.correct_from,
             part=validation.correct_by,
             seed=validation.seed,
@@ -75,7 +75,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
     def check(self, spec: TextEvaluationSpec) -> None:
         """Refuse the specification of other prompts, or of another reward."""
         spec.check_dataset(self._prompts)
-        own = to_data(self._config.reward)["functions"]
+        own = self._config.reward.specified()
         if spec.reward != own:
             raise ConfigError(
                 f"the evaluation specification is for the reward {dict(spec.reward)}, the run has "
@@ -150,6 +150,8 @@ def answer_prompts(
             part=spec.part,
             answers=_answers(group, spec.answers, tokenizer),
             level=dataset[group.prompt_id].level,
+            prompt=dataset[group.prompt_id].text,
+            texts=tokenizer.batch_decode([each.tokens.tolist() for each in group.completions]),
         )
         for part in parts
         for group in part.groups

@@ -40,6 +40,29 @@ class OptimizerConfig(StrictModel):
     """Gradients are scaled down to this global L2 norm; null: no clipping."""
 
 
+class LanguageOptimizerConfig(OptimizerConfig):
+    """That of language models, with defaults of their own for reinforcement learning."""
+
+    lr: float = Field(default=1e-6, gt=0)
+    """Learning rate of the policy."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients are scaled down to this global L2 norm; null: no clipping."""
+
+
+class FineTuningOptimizerConfig(LanguageOptimizerConfig):
+    """For targets that are given: texts, or returns of a value network."""
+
+    lr: float = Field(default=1e-5, gt=0)
+    """Learning rate."""
+
+
+class WarmStartOptimizerConfig(LanguageOptimizerConfig):
+    """For a small model that begins with random weights."""
+
+    lr: float = Field(default=1e-3, gt=0)
+    """Learning rate."""
+
+
 class LearningRateScheduleConfig(StrictModel):
     """How the learning rates change over the run; stepped once per training phase."""
 
@@ -207,7 +230,7 @@ class SequenceConfig(TrainerConfig):
     logits_per_chunk: int = Field(default=1 << 24, ge=1)
     """Numbers in the output of the vocabulary layer that exist at the same time. Where a micro
     batch has more, they are computed twice."""
-    optim: OptimizerConfig = OptimizerConfig(lr=1e-6, max_grad_norm=1.0)
+    optim: LanguageOptimizerConfig = LanguageOptimizerConfig()
     """Optimizer."""
 
     @model_validator(mode="after")
@@ -344,7 +367,7 @@ class CriticTrainerConfig(PhaseConfig):
 
     model: LanguageModelConfig | None = None
     """Model whose layers the value network begins with; null: that of the policy."""
-    optim: OptimizerConfig = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
+    optim: FineTuningOptimizerConfig = FineTuningOptimizerConfig()
     """Optimizer."""
 
 
@@ -355,7 +378,7 @@ class SupervisedConfig(StrictModel):
     """Optimizer steps."""
     batch_size: int = Field(default=256, ge=1)
     """Sequences of one optimizer step."""
-    optim: OptimizerConfig = OptimizerConfig(lr=1e-3, max_grad_norm=1.0)
+    optim: WarmStartOptimizerConfig = WarmStartOptimizerConfig()
     """Optimizer."""
     lr_sched: LearningRateScheduleConfig = LearningRateScheduleConfig()
     """Learning-rate schedule, stepped with the optimizer."""

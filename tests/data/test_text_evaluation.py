@@ -244,6 +244,7 @@ def test_outcomes_must_be_those_of_the_specification():
         ([right[0], outcome(2, [1, 1])], "are not the 2"),
         ([right[0], outcome(1, [1])], "prompt 1 has not 2 completions"),
         ([right[0], outcome(1, [1, 1], ("a",))], "prompt 1 has not 2 completions"),
+        ([right[0], outcome(1, [1, 1], texts=("a",))], "prompt 1 has not 2 completions"),
     ]:
         with pytest.raises(ValueError, match=reason):
             TextEvaluationResult.of(spec, outcomes, "run@1")
@@ -260,7 +261,10 @@ def test_outcomes_of_groups_and_what_is_told_beside_the_scores():
         completions=tuple(a_completion(n, s) for n, s in [(2, "stop"), (4, "length"), (3, "stop")]),
         scores=scores,
     )  # fmt: skip
-    first = PromptOutcome.of(group, threshold=1.0, answers=["1", "2", None], level=3)
+    said = {"prompt": "1 + 1 =", "texts": ["a", "b", "c"]}
+    first = PromptOutcome.of(group, threshold=1.0, answers=["1", "2", None], level=3, **said)
+    assert (first.prompt, first.texts) == ("1 + 1 =", ("a", "b", "c"))
+    assert first.rewards == (1.0, 0.5, None)
     assert first.correct == (True, False, False)  # an invalid score is never right
     parts = [{"right": 0.0, "short": 1.0}, {"right": 1.0, "short": -0.5}, {}]
     told = tuple(replace(score, parts=part) for score, part in zip(scores, parts, strict=True))

@@ -5,16 +5,23 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlinf.config.load import load_recipe
-from rlinf.config.validate import check
+from rlinf.config.validate import check, validate
 from rlinf.errors import UserError
+from rlinf.runners.task import REGISTRY
 
 from .reasoning_support import small_config, write_recipe
 
 REFUSED = [
+    (
+        ["validation.samples=4", "validation.sampling={greedy: true}"],
+        "validation.samples",
+        "4 greedy completions are all the same; nearest: 1",
+    ),
     (["rollout.group_size=1"], "rollout.group_size", "at least 2"),
     (["rollout.prompts=0"], "rollout.prompts", ""),
     (["rollout.promts=4"], "rollout.promts", "did you mean `prompts`"),
@@ -95,6 +102,27 @@ def test_refused(tmp_path: Path, overrides: list[str], key: str, hint: str) -> N
         small_config(tmp_path, *overrides)
     assert key in str(refused.value)
     assert hint in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "section", "expected"),
+    [
+        ("reasoning/arithmetic_grpo", "actor", (1e-6, 1.0, 1e-5)),
+        ("reasoning/arithmetic_grpo", "warm_start", (1e-3, 1.0, 1e-5)),
+        ("reasoning/math_1.5b_ppo", "critic", (1e-5, 1.0, 1e-5)),
+        ("sft/arithmetic", "actor", (1e-5, 1.0, 1e-5)),
+        ("quickstart", "actor", (3e-4, 0.5, 1e-5)),
+        ("embodied/drawer_close_sac", "actor", (3e-4, None, 1e-8)),
+    ],
+)
+def test_one_key_of_an_optimizer_leaves_the_others_as_they_are_without_it(
+    recipe: str, section: str, expected: tuple[float, ...]
+) -> None:
+    for words in ([], [f"{section}.optim.weight_decay=0.1"]):
+        loaded = load_recipe(recipe, [f"~{section}.optim", *words])
+        config: Any = validate(REGISTRY.load(loaded.data["task"]).config_class, loaded.data, loaded)
+        optim = getattr(config, section).optim
+        assert (optim.lr, optim.max_grad_norm, optim.eps) == expected
 
 
 @pytest.mark.parametrize(

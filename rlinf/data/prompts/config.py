@@ -150,7 +150,7 @@ class FilesConfig(RecordFilesConfig):
 
     answer_key: str = "solutions"
     """Key of the reference answer: a text, a number, a list of such, or what the reward asks
-    for. A text or number becomes a list of one."""
+    for. A text or number becomes a list of one. `a.b` is the key `b` in what `a` holds."""
     level_key: str | None = None
     """Key of a whole number that says how difficult the prompt is; null: none."""
 

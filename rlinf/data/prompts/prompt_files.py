@@ -286,6 +286,9 @@ def raw_prompt(
 
 
 def _value(record: Mapping[str, Any], key: str) -> Any:
+    first, dot, rest = key.partition(".")
+    if key not in record and dot and isinstance(record.get(first), Mapping):
+        return _value(record[first], rest)
     if key not in record:
         raise UnusableRecordError(f"has no key `{key}`; {did_you_mean(key, map(str, record))}")
     if record[key] is None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
+from pydantic_core import PydanticCustomError
 
 from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
-from rlinf.config.component import Component
+from rlinf.config.component import Component, illegal
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
@@ -119,3 +121,16 @@ class WarmStartConfig(LanguageRunConfig):
     def training_steps(self) -> int:
         """Optimizer steps."""
         return self.learning.steps
+
+
+def equal_samples_problems(
+    sampling: SamplingConfig, samples: int, section: str
+) -> Iterator[PydanticCustomError]:
+    """Whether several completions of a prompt are wanted where all are the same; ``section``
+    precedes keys."""
+    if sampling.greedy and samples > 1:
+        yield illegal(
+            f"{section}samples",
+            f"{samples} greedy completions are all the same",
+            hint=f"nearest: 1, or {section}sampling.greedy: false",
+        )

@@ -29,16 +29,25 @@ class ReplayConfig(StrictModel):
     training begins after them."""
 
 
+class OffPolicyOptimizerConfig(OptimizerConfig):
+    """That of policies, Q functions and temperatures, whose gradients are not clipped."""
+
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the denominator."""
+    max_grad_norm: float | None = Field(default=None, gt=0)
+    """Gradients are scaled down to this global L2 norm; null: no clipping."""
+
+
 class LearnerConfig(RowTrainerConfig):
     """How policy, Q functions and temperature are trained on batches of transitions."""
 
     global_batch_size: int = Field(default=256, ge=1)
     """Transitions of one optimizer step, over all data-parallel ranks."""
-    optim: OptimizerConfig = OptimizerConfig(lr=3e-4, eps=1e-8, max_grad_norm=None)
+    optim: OffPolicyOptimizerConfig = OffPolicyOptimizerConfig()
     """Optimizer of the policy."""
-    critic_optim: OptimizerConfig | None = None
+    critic_optim: OffPolicyOptimizerConfig | None = None
     """Optimizer of the Q functions; null: as `optim`."""
-    temperature_optim: OptimizerConfig | None = None
+    temperature_optim: OffPolicyOptimizerConfig | None = None
     """Optimizer of the temperature; null: as `optim`."""
 
     @model_validator(mode="after")

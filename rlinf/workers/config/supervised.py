@@ -32,7 +32,11 @@ from rlinf.flow.planning_traits import (
 )
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.trainers.config import OptimizerConfig, PolicyTrainerConfig, RowTrainerConfig
+from rlinf.trainers.config import (
+    FineTuningOptimizerConfig,
+    PolicyTrainerConfig,
+    RowTrainerConfig,
+)
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
 from rlinf.workers.config.language import LanguageRunConfig, picture_problems
@@ -63,7 +67,7 @@ class FineTuningActorConfig(PolicyTrainerConfig):
 
     global_batch_size: int = Field(default=64, ge=1)
     """Texts of one optimizer step, over all ranks."""
-    optim: OptimizerConfig = OptimizerConfig(lr=1e-5, max_grad_norm=1.0)
+    optim: FineTuningOptimizerConfig = FineTuningOptimizerConfig()
     """Optimizer."""
 
 

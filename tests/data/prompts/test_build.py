@@ -76,6 +76,20 @@ def test_parquet_with_messages_and_levels(tokenizer, tmp_path):
         build(tokenizer, [path])
 
 
+def test_an_answer_inside_another_column_is_found_by_both_names(tokenizer, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    told = {"style": "rule", "ground_truth": "2"}
+    path = tmp_path / "a.parquet"
+    parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "1+1=", "reward_model": told}]), path)
+    keys = {"answer_key": "reward_model.ground_truth"}
+    (prompt,) = build(tokenizer, [path], files=keys).train
+    assert prompt.answer == ["2"]
+    with pytest.raises(ConfigError, match=r"has no key `ground_trth`; did you mean `ground_truth`"):
+        build(tokenizer, [path], files={"answer_key": "reward_model.ground_trth"})
+
+
 def test_parquet_without_its_package_names_the_extra(tokenizer, write, monkeypatch):
     real = builtins.__import__
 

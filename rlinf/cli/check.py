@@ -130,8 +130,8 @@ def check_model(  # noqa: PLR0917 - options of the command
     state_dim: Annotated[int, typer.Option(help="Numbers in a state; 0: none.")] = 8,
     action_dim: Annotated[int, typer.Option(help="Dimensions of an action, from -1 to 1.")] = 7,
     choices: Annotated[
-        int, typer.Option(min=2, help="Instead, so many discrete actions to choose from.")
-    ] = 0,
+        int | None, typer.Option(min=2, help="Instead, so many discrete actions to choose from.")
+    ] = None,
     image_size: Annotated[int, typer.Option(help="Height and width of pictures.")] = 64,
     debug: Debug = False,
 ) -> None:
@@ -159,7 +159,7 @@ def check_model(  # noqa: PLR0917 - options of the command
         action_kind="discrete" if choices else "continuous",
         action_dim=1 if choices else action_dim,
         action_low=(0.0,) if choices else (-1.0,) * action_dim,
-        action_high=(choices - 1.0,) if choices else (1.0,) * action_dim,
+        action_high=(choices - 1.0,) if choices is not None else (1.0,) * action_dim,
         task_descriptions=("push the button",),
         max_episode_steps=100,
     )

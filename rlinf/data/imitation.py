@@ -124,7 +124,7 @@ def _warn_of_other_options(path: Path, source: Mapping[str, Any], env: EnvConfig
     other = [
         f"{key} {show(told)} (env.train: {show(own.get(key))})"
         for key, told in theirs.items()
-        if json.dumps(told) != json.dumps(own.get(key))
+        if told != json.loads(json.dumps(own.get(key)))
     ]
     if other:
         log.warning("%s: recorded with %s", path, ", ".join(other))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -14,6 +14,9 @@ from gymnasium import spaces
 from rlinf.config.nearest import nearest_names
 from rlinf.envs.base import Observation, SimulatorEnv
 from rlinf.errors import ConfigError
+
+_PICTURE = 16
+"""Pixels of a side from which on bytes in rows and columns are a picture."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,9 @@ class GymnasiumOptions:
 
     success_return: float | None = None
     """The return from which on an episode, once it is over, counts as a success."""
+
+    reset_options: dict[str, Any] | None = None
+    """What ``reset`` is given as ``options``."""
 
     instruction: str | None = None
     """What is to be done, in words, for policies that read it."""
@@ -69,6 +75,7 @@ class GymnasiumEnv(SimulatorEnv):
         vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
         if not all(leaf.is_np_flattenable for leaf in vectors.values()):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
+        _refuse_other_pictures(options.id, vectors)
         only = len(pictures) == 1
         self._pictures = {
             "main_images" if only else f"images.{_camera(path, pictures)}": path
@@ -85,6 +92,7 @@ class GymnasiumEnv(SimulatorEnv):
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
+        self._seen: set[str] = set()
         self.judged_at_end = options.success_return is not None
 
     @classmethod
@@ -119,8 +127,11 @@ class GymnasiumEnv(SimulatorEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode."""
+        self._refuse_mistyped_success()
+        self._seen.clear()
         try:
-            observation, info = self._env.reset(seed=seed, options=options)
+            given = options or self._options.reset_options
+            observation, info = self._env.reset(seed=seed, options=given)
         except ValueError as error:
             _explain(error, "reset", "observation, info")
             raise
@@ -137,12 +148,19 @@ class GymnasiumEnv(SimulatorEnv):
             raise
         self._return += float(reward)
         if (key := self._options.success_key) is not None:
-            if (terminated or truncated) and key not in info and (near := nearest_names(key, info)):
-                raise ValueError(f"options.success_key: info has no `{key}`, but `{near[0]}`")
+            self._seen.update(info)
+            if terminated or truncated:
+                self._refuse_mistyped_success()
             info = {**info, "success": bool(info.get(key, False))}
         elif self._options.success_return is not None:
             info = {**info, "success": self._return >= self._options.success_return}
         return self._converted(observation), float(reward), terminated, truncated, info
+
+    def _refuse_mistyped_success(self) -> None:
+        """Once an episode is over, of which no step had the key, but one with a name like it."""
+        key = self._options.success_key
+        if key is not None and key not in self._seen and (near := nearest_names(key, self._seen)):
+            raise ValueError(f"options.success_key: info has no `{key}`, but `{near[0]}`")
 
     def render(self) -> Any:
         """Return a picture, uint8 [H, W, 3]."""
@@ -234,6 +252,22 @@ def _camera(path: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> str:
 def _is_picture(space: gymnasium.Space[Any]) -> bool:
     shape = space.shape or ()
     return space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
+
+
+def _refuse_other_pictures(
+    name: str, leaves: Mapping[tuple[str, ...], gymnasium.Space[Any]]
+) -> None:
+    """Pictures in another form would be read as states, number by number."""
+    for path, leaf in leaves.items():
+        shape = leaf.shape or ()
+        if leaf.dtype == np.uint8 and len(shape) in (2, 3) and sorted(shape)[-2] >= _PICTURE:
+            key = "".join(f" `{part}`" for part in path)
+            raise ConfigError(
+                f"{name} shows{key} uint8 {list(shape)}; a picture here is uint8 [H, W, 3]: turn "
+                "it with gymnasium.wrappers.TransformObservation, or let "
+                "gymnasium.wrappers.FlattenObservation make states of it",
+                key="options.id",
+            )
 
 
 def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:

@@ -53,6 +53,12 @@ class EnvFault:
     section: Optional[int] = None  # noqa: UP045 - the env side runs under 3.8 as well
     """In which of several simulators, by its place in ``env.train``."""
 
+    @property
+    def told(self) -> str:
+        """The env, and the last line of the detail: of a stack, what was raised."""
+        lines = self.detail.strip().splitlines() or [""]
+        return f"env {self.env}: {lines[-1]}"
+
 
 @dataclass(frozen=True)
 class EpisodeRecord:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from rlinf.workers.env import RolloutReport
 
 ActingT = TypeVar("ActingT", bound=ActingConfig)
+
+log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -92,6 +96,7 @@ class Acting(PlayingTask[ActingT]):
         self.counts.env_steps += sum(r.env_steps for r in rollouts)
         self.counts.episodes += len(episodes)
         faults = sum((r.faults + r.section_faults for r in rollouts), Counter[str]())
+        self._tell_of_faults(rollouts)
         metrics.update(self.counts.add_faults(faults, "env"))
         fields = ("success_once", "success_at_end", "episode_return", "episode_len", "reward")
         for field in fields if episodes else ():
@@ -113,6 +118,14 @@ class Acting(PlayingTask[ActingT]):
         metrics.update({f"time/{name}": report.seconds(name) for name in report.stages})
         return metrics
 
+    def _tell_of_faults(self, rollouts: Sequence[RolloutReport]) -> None:
+        """Warn of what a run sees for the first time."""
+        for reason, told in {k: v for r in rollouts for k, v in r.first_faults.items()}.items():
+            if reason not in self.counts.faults:
+                log.warning(
+                    "A simulator failed (%s), and its episode is not trained on: %s", reason, told
+                )
+
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """Play episodes; training ends once the policy succeeds often enough."""
         found = super().evaluate(run, purpose)
@@ -125,6 +138,9 @@ class Acting(PlayingTask[ActingT]):
         """Final evaluation on held-out episodes, policy weights, learning curve and video."""
         seconds = run.state.training_seconds
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
+        if faults := {k: n for k, n in self.counts.faults.items() if "/" not in k}:
+            counted = ", ".join(f"{reason} {count}" for reason, count in sorted(faults.items()))
+            print(f"faults of the simulator: {counted}, of {self.counts.episodes} episodes")
         self.evaluator.leave_policy(run)
         run.show_curve()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlinf.envs.spec import ENV_SPEC_FILE, EnvSpec, refuse_other_training, writt
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
+from rlinf.models.config import GaussianPolicyConfig, SquashedConfig
 from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator, good_checkpoint, load_run
 from rlinf.runners.task import Purpose, Task
@@ -157,10 +159,10 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         if video is not None:
             print(f"video of the trained policy: {video}", flush=True)
 
-    def film(self, groups: Groups, path: Path) -> Path | None:
+    def film(self, groups: Groups, path: Path, *, at_least: int = 0) -> Path | None:
         """Write held-out episodes side by side; None, with a warning, if nothing renders."""
         evaluation = self._config.evaluation
-        count = min(evaluation.video_episodes, evaluation.num_envs)
+        count = min(max(evaluation.video_episodes, at_least), evaluation.num_envs)
         if count == 0:
             return None
         spec = self.spec("held_out", evaluation.num_envs)
@@ -263,6 +265,26 @@ class PlayingTask(Task[EvaluatedT]):
         """Write down what the policy sees and does."""
         spec: EnvSpec = groups.started["env"][0]
         (self.directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
+        self._warn_of_far_actions(spec)
+
+    def _warn_of_far_actions(self, spec: EnvSpec) -> None:
+        """A Gaussian begins at 0, in the units of the environment: of a box that is elsewhere, or
+        of another size, it sees little or nothing."""
+        model = self.config.model
+        if not isinstance(model, GaussianPolicyConfig) or isinstance(model, SquashedConfig):
+            return
+        deviation = math.exp(model.initial_log_std)
+        for number, (low, high) in enumerate(zip(spec.action_low, spec.action_high, strict=True)):
+            beside = low > 2 * deviation or high < -2 * deviation
+            if math.isfinite(high - low) and (
+                beside or not 0.2 * deviation <= high - low <= 20 * deviation
+            ):
+                log.warning(
+                    "Action %d goes from %g to %g, and the policy begins with 0 ± %.2g: let "
+                    "actions go from -1 to 1 (gymnasium.wrappers.RescaleAction).",
+                    number, low, high, deviation,
+                )  # fmt: skip
+                return
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""

@@ -53,8 +53,9 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         """With what the names of the files of a run begin."""
         return purpose
 
-    def film(self, groups: Groups, path: Path) -> Path | None:
-        """Write a video of what the weights do; None: nothing renders."""
+    def film(self, groups: Groups, path: Path, *, at_least: int = 0) -> Path | None:
+        """Write a video of what the weights do, of so many items or more if the run's recipe says
+        so; None: of none, or nothing renders."""
         raise ConfigError("--video: there is nothing to see; leave it out")
 
     films: ClassVar[bool] = False
@@ -158,8 +159,9 @@ def evaluate(
         CheckpointError: There is no good checkpoint.
     """
     first, given = _evaluate_one(
-        task, source, overrides, items=items, spec_file=spec, video=video, server=server
-    )
+        task, source, overrides, items=items, spec_file=spec, video=video, server=server,
+        beside=compare,
+    )  # fmt: skip
     if compare is not None:
         other, _ = _evaluate_one(task, compare, overrides, spec=given)
         print(compare_results(other, first))
@@ -176,8 +178,9 @@ def _evaluate_one(
     spec: HashedSpec | None = None,
     video: bool = False,
     server: Server | None = None,
+    beside: Path | None = None,
 ) -> tuple[SpecifiedResult, HashedSpec]:
-    """The result, and by which specification."""
+    """The result, and by which specification, which is to be that of the run ``beside`` it too."""
     from rlinf.runners.groups import Groups
 
     run = run_of(source)
@@ -196,6 +199,10 @@ def _evaluate_one(
     if spec is None:
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
+    if beside is not None:
+        other = task(_configured(task, run_of(beside), overrides), run_of(beside))
+        assert other.evaluator is not None
+        other.evaluator.check(spec)
     checkpoint = good_checkpoint(task, source)
     name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
     if served is not None:
@@ -208,7 +215,8 @@ def _evaluate_one(
         file = run / "evaluations" / f"{stem}.json"
         result.save(file)
         print(f"{name}: {result}\nwritten to {file}", flush=True)
-        written = evaluator.film(groups, run / "videos" / f"{stem}.mp4") if video else None
+        film = run / "videos" / f"{stem}.mp4"
+        written = evaluator.film(groups, film, at_least=1) if video else None
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec

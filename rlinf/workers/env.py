@@ -32,6 +32,8 @@ class RolloutReport:
     faults: Counter[str] = field(default_factory=Counter)
     section_faults: Counter[str] = field(default_factory=Counter)
     """By reason and section, where there are several."""
+    first_faults: dict[str, str] = field(default_factory=dict)
+    """By reason, what was said of the first one."""
     env_steps: int = 0
     extra_rows: int = 0
     simulator_seconds: float = 0.0
@@ -43,6 +45,8 @@ class RolloutReport:
         """Count one exchange."""
         self.episodes.extend(step.episodes)
         self.faults.update(fault.reason.value for fault in step.faults)
+        for fault in step.faults:
+            self.first_faults.setdefault(fault.reason.value, fault.told)
         named = [fault for fault in step.faults if fault.section is not None]
         self.section_faults.update(f"{fault.reason.value}/{fault.section}" for fault in named)
         self.env_steps += step.rewards.size

@@ -190,3 +190,11 @@ def test_an_interrupt_while_libraries_are_imported_ends_without_a_trace(monkeypa
 
     monkeypatch.setitem(sys.modules, "rlinf.cli.main", Interrupted("rlinf.cli.main"))
     assert program.main() == 130
+
+
+@pytest.mark.parametrize("words", [["mlp"], ["categorical_mlp", "--choices", "3"]])
+def test_a_policy_is_checked_for_the_kind_of_actions_that_it_gives(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["check", "model", *words, "--image-size", "8"]) == 0
+    assert "9 of 9 checks passed" in capsys.readouterr().out

@@ -158,6 +158,18 @@ def test_how_a_set_was_recorded_otherwise_is_said(
         assert [record.message.partition(" with ")[2] for record in caplog.records] == said
 
 
+def test_a_whole_number_is_the_same_option_as_its_float(caplog: pytest.LogCaptureFixture) -> None:
+    from rlinf.data.imitation import _warn_of_other_options
+    from rlinf.envs.config import EnvConfig
+
+    recorded = {"type": "gymnasium", "options": {"id": "Pendulum-v1", "success_return": -400}}
+    for value, warnings in ((-400.0, 0), (-401.0, 1)):
+        played = {"id": "Pendulum-v1", "success_return": value}
+        env = EnvConfig(type="gymnasium", options=played, max_episode_steps=9)
+        _warn_of_other_options(Path("set"), {"env": recorded}, env)
+        assert len(caplog.records) == warnings
+
+
 def test_a_set_of_one_task_is_not_taken_for_another(tmp_path: Path) -> None:
     only = {key: part for key, part in ENV.observation_shapes.items() if key != "task_ids"}
     told = {**SPEC, "task_descriptions": ["open the window"], "observation_shapes": only}

@@ -145,6 +145,41 @@ def test_a_mistyped_key_of_success_is_found_at_the_end_of_an_episode():
         gymnasium.registry.pop("Ends-v0")
 
 
+def test_it_is_also_found_where_the_time_limit_of_a_run_ends_episodes():
+    env = build(PLAIN, spaces.Discrete(2), success_key="is_sucess")
+    env.reset(seed=0)
+    env.step(0)
+    with pytest.raises(ValueError, match="info has no `is_sucess`, but `is_success`"):
+        env.reset(seed=1)
+
+
+@pytest.mark.parametrize("shape", [(84, 84), (84, 84, 4), (3, 64, 64)])
+def test_pictures_of_another_form_are_refused(shape):
+    with pytest.raises(ConfigError, match=r"shows uint8 .*; a picture here is uint8 \[H, W, 3\]"):
+        build(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2))
+
+
+def test_a_small_board_of_bytes_is_states():
+    env = build(spaces.Box(0, 2, (9, 9), np.uint8), spaces.Discrete(2))
+    assert spec_of(env, 10).observation_shapes == {"states": (81,)}
+
+
+class Level(Odd):
+    """Its reset needs to be told a level."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0], {"level": options["level"]}
+
+
+def test_options_of_a_reset_are_given():
+    gymnasium.register("Level-v0", entry_point=lambda **given: Level(PLAIN, spaces.Discrete(2)))
+    try:
+        options = GymnasiumOptions(id="Level-v0", reset_options={"level": 3}, render_mode=None)
+        assert GymnasiumEnv(options).reset(seed=0)[1] == {"level": 3}
+    finally:
+        gymnasium.registry.pop("Level-v0")
+
+
 def test_success_is_said_by_one_option():
     options = GymnasiumOptions(id="CartPole-v1", success_key="is_success", success_return=2.0)
     with pytest.raises(ConfigError, match="one of success_key and success_return"):

@@ -61,6 +61,42 @@ def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplo
     assert not list(tmp_path.rglob("*.mp4"))
 
 
+class Breaks(Unseen):
+    """It fails now and then, and takes actions far from 0."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.action_space = gymnasium.spaces.Box(100.0, 200.0, (2,), np.float32)
+
+    def step(self, action):
+        if self.np_random.random() < 0.02:
+            raise RuntimeError("the gripper broke")
+        return super().step((action - np.float32(150.0)) / np.float32(50.0))
+
+
+gymnasium.register("Breaks-v0", entry_point=Breaks)
+
+
+def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_path, caplog, capsys):
+    words = [
+        "env.train.options={id: 'tests.runners.test_faults:Breaks-v0'}",
+        "env.train.max_fault_rate=1.0",
+        "runner.total_env_steps=384",
+        "evaluation.interval=0",
+    ]
+    run = tmp_path / "run"
+    finish("train", str(write_recipe(tmp_path)), "--run-dir", str(run), *words)
+    warned = [record.getMessage() for record in caplog.records]
+    (told,) = (line for line in warned if "A simulator failed" in line)
+    assert "(exception)" in told
+    assert "RuntimeError: the gripper broke" in told
+    (far,) = (line for line in warned if line.startswith("Action 0 goes from"))
+    assert "from 100 to 200, and the policy begins with 0 ± 1:" in far
+    count = int(sum(line.get("env/faults/exception", 0) for line in metrics(run)))
+    assert count > 1
+    assert f"faults of the simulator: exception {count}, of " in capsys.readouterr().out
+
+
 class Unmade(Unseen):
     """Needs what is not there."""
 

@@ -87,7 +87,10 @@ def stats(
 
         content = {name: {key: each[key].tolist() for key in names} for name, each in found.items()}
         out.write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
-        say(f"\nwritten to {out}; a recipe takes it as model.statistics")
+        say(
+            f"\nwritten to {out}; a recipe of a vision-language-action model takes it as "
+            "model.statistics"
+        )
 
 
 def _vectors(path: Path) -> dict[str, Parts]:

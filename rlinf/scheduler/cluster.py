@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.address import WorkerAddress
-from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.cluster_config import ClusterConfig, plain
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import (
     ClusterConfigError,
@@ -230,7 +230,7 @@ def _read_config(
         )
     else:
         required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
-        config = ClusterConfig.from_dict_cfg({**required, **dict(given)})
+        config = ClusterConfig.from_dict_cfg({**required, **plain(given)})
     if num_nodes is not None and num_nodes != config.num_nodes:
         raise ClusterConfigValueError(
             f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "

@@ -38,7 +38,7 @@ class NodeGroupEnvConfig(StrictModel):
     @field_validator("env_vars", mode="before")
     @classmethod
     def _one_variable_per_entry(cls, value: Any) -> Any:
-        value = _plain(value)
+        value = plain(value)
         if value is None:
             return None
         must_be(list, value, "env_vars must be a list of dicts", "Is a '-' missing before each?")
@@ -188,7 +188,7 @@ class ClusterConfig(StrictModel):
             ClusterConfigError: A field is missing, unknown or of the wrong type (also an
                 ``AssertionError``).
         """
-        data = _plain(cfg_dict)
+        data = plain(cfg_dict)
         missing = [key for key in ("num_nodes", "component_placement") if key not in data]
         if missing:
             raise ClusterConfigError(
@@ -218,7 +218,7 @@ class ClusterConfig(StrictModel):
     @model_validator(mode="before")
     @classmethod
     def _read_node_ranks(cls, data: Any) -> Any:
-        data = _plain(data)
+        data = plain(data)
         match data:
             case {"node_groups": list(groups)} if type(nodes := data.get("num_nodes", 1)) is int:
                 ranks = list(range(nodes))
@@ -289,7 +289,7 @@ class ClusterConfig(StrictModel):
         return [group for group in self.node_groups or [] if node_rank in group.node_ranks]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """Return configuration containers as plain lists and dictionaries."""
     if isinstance(value, DictConfig | ListConfig):
         return OmegaConf.to_container(value, resolve=True)

@@ -201,5 +201,6 @@ def _launch(  # noqa: PLR0917 - private
         log_directory=log_directory,
         interpreter=interpreter if command == python else command,
         traced=cluster.traced,
+        configured=tuple(variables),
         import_paths=tuple(sys.path),
     )

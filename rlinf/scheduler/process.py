@@ -207,7 +207,7 @@ class AsyncWork:
             wait_for(self._future, seconds)
         return self._future.done()
 
-    def then(self, func: Callable[..., Any], *args: Any, **kwargs: Any) -> AsyncWork:
+    def then(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> AsyncWork:
         """Call ``func(*args, **kwargs)`` after this operation; its result is the new handle's.
 
         Where that is a handle itself, the new one is done when it is, with its result.

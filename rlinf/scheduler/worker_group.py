@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
+from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.cluster import Cluster
 from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
     InvalidRankError,
+    SchedulerError,
     SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
     WaitTimeout,
+    WorkerCallError,
 )
 from rlinf.scheduler.placement import PlacementStrategy
 from rlinf.scheduler.process import current_worker_name, require_process
@@ -29,6 +34,8 @@ from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
     from rlinf.scheduler.runtime.base import WorkerHandle
+
+log = logging.getLogger(__name__)
 
 Reduction = Literal["max", "min", "mean"]
 
@@ -196,7 +203,7 @@ class WorkerGroup:
             else:
                 setattr(self, name, partial(self._call, name))
 
-    def _call(self, method: str, *args: Any, **kwargs: Any) -> WorkerGroupFuncResult:
+    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> WorkerGroupFuncResult:
         if not self._handles:
             raise SchedulerUsageError(
                 f"worker group of {self._worker_cls.__name__} is not running: launch it before "
@@ -247,7 +254,7 @@ def _check_launch(cluster: object, strategy: object, max_concurrency: object) ->
         )
 
 
-def _refuse_hidden(name: str, *args: Any, **kwargs: Any) -> None:
+def _refuse_hidden(name: str, /, *args: Any, **kwargs: Any) -> None:
     raise SchedulerValueError(
         f"method '{name}' is hidden (starts with an '_'): a group calls public methods only"
     )
@@ -265,6 +272,16 @@ class WorkerGroupFuncResult:
         self._names = [group._worker_names[rank] for rank in ranks]
         self._calls = calls
         self._results: dict[int, Any] = {}  # by position
+        self._raised = False
+
+    def __del__(self) -> None:
+        """Of a call that nobody waits for any more, log what goes wrong."""
+        if sys.is_finalizing() or getattr(self, "_raised", True):
+            return
+        for position, call in enumerate(self._calls):
+            if position not in self._results:
+                name = self._names[position]
+                call.add_done_callback(partial(_tell_of_failure, name, self._method))
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Wait for all ranks and return their results in order of the ranks.
@@ -348,7 +365,9 @@ class WorkerGroupFuncResult:
         for position, call in enumerate(self._calls):
             if position not in self._results and call.done():
                 name = self._names[position]
+                self._raised = True  # unless it does not
                 self._results[position] = result_of(call.result(), name, self._method)
+                self._raised = False
 
     def _wait_some(self, end: float | None) -> None:
         """Wait for one more rank, until a time of the monotonic clock if one is given; a process
@@ -372,6 +391,24 @@ class WorkerGroupFuncResult:
                     f"worker '{name}' did not start within {process.deadline_seconds / 60:g} "
                     "minutes; see the cluster's logs for why its process is missing"
                 )
+
+
+def _tell_of_failure(name: str, method: str, call: Future[Outcome]) -> None:
+    """Log what a method raised; not that its worker ended, as those of a group do that is closed.
+
+    In a thread of its own: whoever let go of the call may hold a lock.
+    """
+    if call.exception() is None and (outcome := call.result()).failed:
+        Thread(target=_log_failure, args=(name, method, outcome), daemon=True).start()
+
+
+def _log_failure(name: str, method: str, outcome: Outcome) -> None:
+    try:
+        result_of(outcome, name, method)
+    except WorkerCallError as error:
+        log.error("a call that nobody waits for failed: %s", error)
+    except SchedulerError:  # the cluster was shut down
+        return
 
 
 def _one_done(calls: Sequence[Future[Outcome]], seconds: float) -> bool:

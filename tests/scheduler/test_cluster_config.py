@@ -4,7 +4,7 @@ from pydantic import ValidationError
 
 from rlinf.errors import ConfigError, UserError
 from rlinf.scheduler.accelerators import AcceleratorType
-from rlinf.scheduler.cluster import deadline_seconds
+from rlinf.scheduler.cluster import _read_config, deadline_seconds
 from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.scheduler.hardware import FrankaConfig, FrankaHWInfo
@@ -50,6 +50,17 @@ def test_node_groups_are_read():
     assert first.env_configs[0].env_vars == [{"GLOO_SOCKET_IFNAME": "eth0"}, {"COUNT": "3"}]
     assert (second.node_ranks, second.hardware_type) == ([2, 3], "Franka")
     assert (third.label, third.node_ranks, third.ignore_hardware) == ("4090", [3], True)
+
+
+def test_a_cluster_takes_the_section_of_a_configuration_as_it_is():
+    section = {
+        "num_nodes": 1,
+        "component_placement": {"actor": "0"},
+        "node_groups": [{"label": "a", "node_ranks": "0"}],
+        "tracer": {"enable": False},
+    }
+    whole = OmegaConf.create({"cluster": section})
+    assert _read_config(None, whole.cluster) == ClusterConfig.from_dict_cfg(section)
 
 
 def test_what_is_configured_for_a_node():

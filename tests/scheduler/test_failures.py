@@ -138,7 +138,7 @@ def test_every_worker_is_on_the_wait_for_list(shared, short_deadline):
 
 
 SCRIPT = """
-    import sys
+    import sys, time
     from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
 
     class Failing(Worker):
@@ -152,6 +152,9 @@ SCRIPT = """
     cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "%s"})
     group = Failing.create_group().launch(cluster, NodePlacementStrategy([0]), "failing")
     call = group.fail()
+    if sys.argv[1] == "dropped":
+        del call
+        time.sleep(0.5)
     if sys.argv[1] == "async":
         Waiting.create_group().launch(cluster, NodePlacementStrategy([0]), "waiting").wait().wait()
     if sys.argv[1] == "caught":
@@ -172,12 +175,15 @@ def run_script(runtime: str, ending: str) -> tuple[int, str]:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"), [("caught", 7), ("raised", 1), ("ignored", 0), ("async", 0)]
+    ("ending", "code"),
+    [("caught", 7), ("raised", 1), ("ignored", 0), ("async", 0), ("dropped", 0)],
 )
 def test_the_exit_code_is_the_programs_own(ending, code):
     returned, errors = run_script("local", ending)
     assert returned == code, errors
-    assert ("ValueError: on purpose" in errors) == (ending == "raised")
+    assert ("ValueError: on purpose" in errors) == (ending in ("raised", "dropped"))
+    said = "a call that nobody waits for failed: failing:0.fail raised ValueError: on purpose"
+    assert errors.count(said) == (ending == "dropped")
 
 
 @pytest.mark.slow

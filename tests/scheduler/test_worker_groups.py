@@ -2,7 +2,10 @@
 
 import asyncio
 import gc
+import subprocess
+import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass
 from enum import Enum
@@ -24,6 +27,7 @@ from tests.scheduler.workers import (
     Clash,
     Concurrent,
     FailingStart,
+    Named,
     Namesake,
     Oddity,
     Sentence,
@@ -420,3 +424,34 @@ def test_a_worker_sees_the_cluster(launch):
     group = launch(Looker, 1, "looking")
     assert group.look().wait() == [(1, 2)]
     assert group.launch_more().wait() == [[(0, 4), (1, 4)]]
+
+
+def test_arguments_may_have_any_name(shared):
+    group = shared(Named)
+    told = group.execute_on(1).told(method="grpo", name="a", func=3)
+    assert told.wait() == [("grpo", "a", 3)]
+
+
+def test_what_ended_before_it_is_asked_is_done(shared):
+    group = shared(Named)
+    group.nap(0.0).wait()
+    calls = [group.execute_on(rank).nap(0.0) for rank in range(2)]
+    time.sleep(1.0)
+    assert [call.done() for call in calls] == [True, True]
+
+
+ATTACHED = """
+from rlinf.scheduler import Channel, Cluster
+Cluster()
+print(Channel.connect("of the driver", None).get())
+"""
+
+
+def test_a_process_of_the_driver_attaches_to_its_cluster(cluster, runtime):
+    if runtime == "local":
+        pytest.skip("one process is all of it")
+    Channel.create("of the driver").put("an item")
+    done = subprocess.run(
+        [sys.executable, "-c", ATTACHED], capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.stdout == "an item\n", done.stderr

@@ -57,6 +57,16 @@ class Impatient(Worker):
         require_process().deadline_seconds = seconds
 
 
+class Named(Worker):
+    """Methods with arguments of the names that a group uses itself."""
+
+    def told(self, method: str = "gae", name: str = "", func: int = 0) -> tuple[str, str, int]:
+        return method, name, func
+
+    def nap(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+
 class Basic(Impatient):
     def __init__(self, base: int = 0) -> None:
         super().__init__()

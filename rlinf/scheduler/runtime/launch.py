@@ -50,6 +50,7 @@ class Launch:
     membership: Membership
     cores: tuple[int, ...] = ()  # that it is pinned to; empty for no pinning
     environment: dict[str, str] = field(default_factory=dict)
+    configured: tuple[str, ...] = ()  # those of them that the configuration of its nodes names
     log_directory: str | None = None  # of per-worker log files; None writes none
     interpreter: str | None = None  # None for the driver's
     traced: bool = False

@@ -143,7 +143,7 @@ class LocalWorker(WorkerHandle):
             self._threads.append(thread)
             thread.start()
 
-    def call_for_result(self, method: str, *args: Any, **kwargs: Any) -> Future[Any]:
+    def call_for_result(self, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Queue a method call; the future holds the result."""
         result: Future[Any] = Future()
 

@@ -34,7 +34,14 @@ from rlinf.scheduler.runtime.attach import (
 )
 from rlinf.scheduler.runtime.launch import Arguments, Launch, Membership
 from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
-from rlinf.scheduler.runtime.ray_start import NAMESPACE, connect, find_nodes
+from rlinf.scheduler.runtime.ray_start import (
+    ADDRESS_VARIABLE,
+    NAMESPACE,
+    connect,
+    find_nodes,
+    join,
+    join_address,
+)
 from rlinf.scheduler.transport.blocks import remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
 
@@ -204,6 +211,7 @@ class RayRuntime(RayClientRuntime):
             if hasattr(self, "namespace"):
                 internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
             ray.shutdown()
+            os.environ.pop(ADDRESS_VARIABLE, None)
         if hasattr(self, "process"):
             self.process.endpoint.close()
         if current_process() is getattr(self, "process", None):
@@ -224,9 +232,10 @@ def attach_to_running() -> bool:
         enter_from_environment()
         return True
     if not ray.is_initialized():
-        if not os.environ.get("RAY_ADDRESS"):
+        address = join_address()
+        if address is None:
             return False
-        ray.init(address=os.environ["RAY_ADDRESS"], log_to_driver=False)
+        join(address)
     text = internal_kv._internal_kv_get(NAMESPACE.encode(), namespace=_KV_SPACE)
     if text is None:
         return False

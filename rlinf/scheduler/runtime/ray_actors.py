@@ -77,7 +77,11 @@ class RayCall(Future[Outcome]):
 
     def done(self) -> bool:
         """Whether the answer, or the end of the worker, is known."""
-        self._watch()
+        if not self._watched and not super().done():
+            if ray.wait([self._ref], timeout=0)[0]:
+                self._ask(None)
+            else:
+                self._watch()
         return super().done()
 
     def add_done_callback(self, fn: Callable[[Future[Outcome]], object]) -> None:
@@ -186,12 +190,14 @@ class RayClientRuntime(Runtime):
 
 
 def _runtime_env(launch: Launch) -> dict[str, Any]:
-    """Ray's environment of a process; only what must be in place before it starts.
+    """Ray's environment of a process; only what must be in place before it starts: paths, and what
+    the configuration of its nodes says, which modules may read while they are imported.
 
     Everything else is set when the worker is built: an environment of its own would cost the
     process Ray's pre-started interpreters.
     """
-    early = {k: v for k, v in launch.environment.items() if k in PATH_VARIABLES}
+    names = {*PATH_VARIABLES, *launch.configured}
+    early = {k: v for k, v in launch.environment.items() if k in names}
     environment: dict[str, Any] = {"env_vars": early} if early else {}
     if launch.interpreter is not None:
         environment["py_executable"] = launch.interpreter

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from rlinf.scheduler.node import NodeInfo, probe_node
 from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"
+ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
 
@@ -64,7 +65,7 @@ def connect(config: ClusterConfig) -> None:
         "does without Ray: cluster.runtime=local. Ray's own logs are in "
         f"{place / 'session_latest' / 'logs'}"
     )
-    with _on_loopback(), _explained("Ray did not start", busy):
+    with on_loopback(), _explained("Ray did not start", busy):
         ray.init(
             address="local",
             include_dashboard=False,
@@ -72,12 +73,26 @@ def connect(config: ClusterConfig) -> None:
             _temp_dir=str(place),
             **common,
         )
+    # For processes that this one starts, which a later `Cluster()` of theirs attaches to.
+    os.environ[ADDRESS_VARIABLE] = ray.get_runtime_context().gcs_address
     # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
     # Ray has a switch for neither.
     for name in ("kill_monitor", "kill_dashboard"):
         end = getattr(worker._global_node, name, None)
         if end is not None:
             end(check_alive=False)
+
+
+def join_address() -> str | None:
+    """Where the Ray cluster is that a process of this environment belongs to; None: nowhere."""
+    return os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS_VARIABLE)
+
+
+def join(address: str) -> None:
+    """Connect to a Ray cluster as another process of it."""
+    alone = address.startswith("127.0.0.1:")
+    with on_loopback() if alone else nullcontext():
+        ray.init(address=address, log_to_driver=False)
 
 
 @contextmanager
@@ -104,7 +119,7 @@ def _private_directory() -> Path:
 
 
 @contextmanager
-def _on_loopback() -> Iterator[None]:
+def on_loopback() -> Iterator[None]:
     """Let a Ray that starts now, and is of this machine alone, listen on loopback.
 
     Its switch for that is named after the systems where it is the default. Ray reads the variable

@@ -23,7 +23,7 @@ from rlinf.models.config import MLPConfig, SquashedMLPConfig
 from rlinf.models.policy import RAW_ACTIONS, Policy, of_own_dimensions
 from rlinf.trainers.config import ActorConfig, OptimizerConfig
 from rlinf.trainers.trainer import Trainer
-from rlinf.workers.config.off_policy import LearnerConfig
+from rlinf.workers.config.off_policy import LearnerConfig, OffPolicyOptimizerConfig
 
 T, B, C = 6, 8, 2
 STATES, ACTIONS, PADDED_STATES, PADDED_ACTIONS = 3, 2, 5, 4
@@ -208,7 +208,7 @@ def transitions(step: int, *, padded: bool) -> Batch:
 
 def test_soft_actor_critic_does_not_see_the_padding() -> None:
     model = SquashedMLPConfig(hidden_sizes=(16,), q_hidden_sizes=(16,), num_action_chunks=C)
-    optim = OptimizerConfig(lr=1e-2, max_grad_norm=0.5)
+    optim = OffPolicyOptimizerConfig(lr=1e-2, eps=1e-5, max_grad_norm=0.5)
     config = LearnerConfig(global_batch_size=32, micro_batch_size=16, optim=optim)
     runs = []
     for each in (PLAIN, PADDED):

@@ -14,9 +14,8 @@ from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import VectorStep
 from rlinf.models.config import SquashedMLPConfig
-from rlinf.trainers.config import OptimizerConfig
 from rlinf.trainers.trainer import Trainer
-from rlinf.workers.config.off_policy import LearnerConfig
+from rlinf.workers.config.off_policy import LearnerConfig, OffPolicyOptimizerConfig
 from tests.models.test_policies import env_spec
 
 GAMMA, LIMIT, ENVS = 0.8, 2, 16
@@ -73,7 +72,7 @@ def test_values_go_on_at_a_time_limit_and_not_after_an_end(ends: bool) -> None:
     )
     model = SquashedMLPConfig(hidden_sizes=(8,), q_hidden_sizes=(32,), activation="tanh")
     modules = algorithm.modules(model, spec, seed=3)
-    optim = OptimizerConfig(lr=1e-2, max_grad_norm=None)
+    optim = OffPolicyOptimizerConfig(lr=1e-2, eps=1e-5)
     config = LearnerConfig(global_batch_size=64, optim=optim)
     trainer = Trainer(modules, algorithm, config, total_steps=1, seed=0)
     store = ReplayStore(1000)

@@ -24,7 +24,7 @@ from rlinf.algorithms.credit import (
 from rlinf.algorithms.losses import kl_estimate
 from rlinf.algorithms.objective import ClippedObjective
 from rlinf.algorithms.samples import Credit, CreditEstimate
-from rlinf.data.trajectory import Trajectory
+from rlinf.data.trajectory import NO_EPISODE, Trajectory
 from rlinf.envs.results import TASK_IDS
 
 
@@ -122,8 +122,10 @@ class RewardNormalizer:
         """Continue from :meth:`state_dict`."""
         moments = [(mean, variance, int(n)) for mean, variance, n in state["moments"].tolist()]
         self._moments = dict(zip(state["tasks"].tolist(), moments, strict=True))
-        envs, episodes, carried = (state[k].tolist() for k in ("env_ids", "episodes", "carried"))
-        self._carried = dict(zip(envs, zip(episodes, carried, strict=True), strict=True))
+        # Runs of before say of no return whose it is: it is begun anew.
+        episodes = state.get("episodes", torch.full_like(state["env_ids"], NO_EPISODE))
+        held = zip(episodes.tolist(), state["carried"].tolist(), strict=True)
+        self._carried = dict(zip(state["env_ids"].tolist(), held, strict=True))
 
 
 class CriticCredit(Credit):

@@ -159,7 +159,7 @@ def check_model(  # noqa: PLR0917 - options of the command
         action_kind="discrete" if choices else "continuous",
         action_dim=1 if choices else action_dim,
         action_low=(0.0,) if choices else (-1.0,) * action_dim,
-        action_high=(choices - 1.0,) if choices is not None else (1.0,) * action_dim,
+        action_high=(choices - 1.0,) if choices else (1.0,) * action_dim,
         task_descriptions=("push the button",),
         max_episode_steps=100,
     )

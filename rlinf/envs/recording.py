@@ -13,7 +13,6 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.observation_names import without_earlier
 from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.supervised.checks import EnvSideFault
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
@@ -134,7 +133,7 @@ def record_episodes(
             step = env.chunk_step(executed[:, None])
             kept.update(_ended(running, observations, actions, step))
             for fault in step.faults:
-                why = EnvSideFault(fault.reason, fault.detail).summary
+                why = fault.summary
                 log.warning("an episode is left out (%s): %s", fault.reason.value, why)
             if step.episodes:
                 waiting = []  # the rest of a chunk was meant for an episode that is over

@@ -54,10 +54,17 @@ class EnvFault:
     """In which of several simulators, by its place in ``env.train``."""
 
     @property
-    def told(self) -> str:
-        """The env, and the last line of the detail: of a stack, what was raised."""
-        lines = self.detail.strip().splitlines() or [""]
-        return f"env {self.env}: {lines[-1]}"
+    def summary(self) -> str:
+        """See :func:`fault_in_a_line`."""
+        return fault_in_a_line(self.reason, self.detail)
+
+
+def fault_in_a_line(reason: FaultReason, detail: str) -> str:
+    """What the simulator said, in one line: what it raised, how it ended, what is wrong."""
+    lines = [line.strip() for line in detail.splitlines() if line.strip()] or [""]
+    if reason is FaultReason.CRASH and len(lines) > 1:
+        return f"{lines[0].partition(';')[0]}; it printed last: {lines[-1]}"
+    return lines[-1 if reason is FaultReason.EXCEPTION else 0]
 
 
 @dataclass(frozen=True)

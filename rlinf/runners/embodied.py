@@ -140,7 +140,7 @@ class Acting(PlayingTask[ActingT]):
         print(f"training: {self.counts.env_steps} env steps in {seconds:.1f} s")
         if faults := {k: n for k, n in self.counts.faults.items() if "/" not in k}:
             counted = ", ".join(f"{reason} {count}" for reason, count in sorted(faults.items()))
-            print(f"faults of the simulator: {counted}, of {self.counts.episodes} episodes")
+            print(f"faults of the simulator: {counted}; {self.counts.episodes} episodes without")
         self.evaluator.leave_policy(run)
         run.show_curve()
 

@@ -46,7 +46,8 @@ class RolloutReport:
         self.episodes.extend(step.episodes)
         self.faults.update(fault.reason.value for fault in step.faults)
         for fault in step.faults:
-            self.first_faults.setdefault(fault.reason.value, fault.told)
+            told = f"env {fault.env}: {fault.summary}"
+            self.first_faults.setdefault(fault.reason.value, told)
         named = [fault for fault in step.faults if fault.section is not None]
         self.section_faults.update(f"{fault.reason.value}/{fault.section}" for fault in named)
         self.env_steps += step.rewards.size

@@ -94,7 +94,7 @@ def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_pat
     assert "from 100 to 200, and the policy begins with 0 ± 1:" in far
     count = int(sum(line.get("env/faults/exception", 0) for line in metrics(run)))
     assert count > 1
-    assert f"faults of the simulator: exception {count}, of " in capsys.readouterr().out
+    assert f"faults of the simulator: exception {count}; " in capsys.readouterr().out
 
 
 class Unmade(Unseen):

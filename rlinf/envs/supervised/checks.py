@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from rlinf.envs.results import FaultReason
+from rlinf.envs.results import FaultReason, fault_in_a_line
 
 T = TypeVar("T")
 _STACK_CHARACTERS = 4000
@@ -25,11 +25,8 @@ class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the h
 
     @property
     def summary(self) -> str:
-        """What the simulator said, in one line: what it raised, how it ended, what is wrong."""
-        lines = [line.strip() for line in self.detail.splitlines() if line.strip()] or [""]
-        if self.reason is FaultReason.CRASH and len(lines) > 1:
-            return f"{lines[0].partition(';')[0]}; it printed last: {lines[-1]}"
-        return lines[-1 if self.reason is FaultReason.EXCEPTION else 0]
+        """See :func:`~rlinf.envs.results.fault_in_a_line`."""
+        return fault_in_a_line(self.reason, self.detail)
 
 
 def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from rlinf.scheduler.accelerators import AcceleratorType, process_device
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
+from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.services.mailbox import MailboxService
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
@@ -41,6 +43,7 @@ class Process:
         driver: Endpoint address of the driver.
         node_rank: Node of this process.
         deadline_seconds: How long a wait may take.
+        look_seconds: After which a waiter looks at whether what it waits for can still come.
     """
 
     runtime: Literal["local", "ray"]
@@ -49,10 +52,12 @@ class Process:
     driver: str
     node_rank: int
     deadline_seconds: float
+    look_seconds: float = 5.0
 
     def __post_init__(self) -> None:
         self.mailbox = MailboxService(self.endpoint)
         self.waits = WaitTable(self.endpoint)
+        self.failed_calls = FailedCalls()
         self.channels = ChannelService(self.endpoint)
         self.mailbox.on_death = self.channels.remove_getters
         self._deferred: deque[Future[Any]] = deque()
@@ -97,10 +102,24 @@ class Process:
         with self.waits.waiting(current_worker_name(), what, future):
             # An interrupt of the driver must not hit the handling of somebody's message.
             wait_here = wait_for if current_worker() is None else self.endpoint.wait
-            wait_here(future, self.deadline_seconds)
-            if future.done():
+
+            def done_within(seconds: float) -> bool:
+                wait_here(future, seconds)
+                return future.done()
+
+            if self.wait_watching(done_within, self.deadline_seconds):
                 return future.result()
             raise self._timed_out(what, self._report())
+
+    def wait_watching(self, done_within: Callable[[float], bool], seconds: float) -> bool:
+        """Wait for so many seconds at most, and raise a call that failed if the wait is in vain."""
+        end = time.monotonic() + seconds
+        while not done_within(min(seconds, self.look_seconds)):
+            seconds = end - time.monotonic()
+            if seconds <= 0:
+                return False
+            self.failed_calls.check(current_worker_name(), self._report)
+        return True
 
     async def wait_async(self, future: Future[Any], what: str) -> Any:
         """Wait on the event loop until a future is done; raises like `wait`."""
@@ -108,10 +127,17 @@ class Process:
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
             waiting = asyncio.wrap_future(future)
-            done, _ = await asyncio.wait([waiting], timeout=self.deadline_seconds)
-            if done:
-                return waiting.result()
+            end = time.monotonic() + self.deadline_seconds
+            while (seconds := end - time.monotonic()) > 0:
+                done, _ = await asyncio.wait([waiting], timeout=min(seconds, self.look_seconds))
+                if done:
+                    return waiting.result()
+                await self.check_failed_calls()
             raise self._timed_out(what, await asyncio.to_thread(self._report))
+
+    async def check_failed_calls(self) -> None:
+        """On the event loop: raise a call that failed if what is waited for cannot come then."""
+        await asyncio.to_thread(self.failed_calls.check, current_worker_name(), self._report)
 
     def defer_put(self, host: str, put: Future[Any]) -> None:
         """Let a channel's host answer a put later; raises for an earlier one that failed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 import sys
 import time
@@ -12,30 +11,25 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
 from functools import partial
-from threading import Thread
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.cluster import Cluster
 from rlinf.scheduler.cluster_launch import start_group
 from rlinf.scheduler.errors import (
     InvalidRankError,
-    SchedulerError,
     SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
     WaitTimeout,
-    WorkerCallError,
 )
 from rlinf.scheduler.placement import PlacementStrategy
-from rlinf.scheduler.process import current_worker_name, require_process
+from rlinf.scheduler.process import current_process, current_worker_name, require_process
 from rlinf.scheduler.runtime.execution import Outcome, result_of
 from rlinf.scheduler.services.registry import GroupRecord
 from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
     from rlinf.scheduler.runtime.base import WorkerHandle
-
-log = logging.getLogger(__name__)
 
 Reduction = Literal["max", "min", "mean"]
 
@@ -177,6 +171,8 @@ class WorkerGroup:
     def _close(self) -> None:
         """End the workers and free the group's name."""
         if self._cluster is not None:
+            if (process := current_process()) is not None:
+                process.failed_calls.forget_workers(set(self._worker_names))
             self._cluster.close_group(self._name, self._handles)
         self._handles = []
 
@@ -273,6 +269,10 @@ class WorkerGroupFuncResult:
         self._calls = calls
         self._results: dict[int, Any] = {}  # by position
         self._raised = False
+        self._failed_calls = require_process().failed_calls
+        for name, call in zip(self._names, calls, strict=True):
+            take = partial(_take, name, method)
+            self._failed_calls.watch(current_worker_name(), name, call, _failed, take)
 
     def __del__(self) -> None:
         """Of a call that nobody waits for any more, log what goes wrong."""
@@ -280,8 +280,7 @@ class WorkerGroupFuncResult:
             return
         for position, call in enumerate(self._calls):
             if position not in self._results:
-                name = self._names[position]
-                call.add_done_callback(partial(_tell_of_failure, name, self._method))
+                self._failed_calls.abandon(call)
 
     def wait(self, timeout: float | None = None) -> list[Any]:
         """Wait for all ranks and return their results in order of the ranks.
@@ -306,14 +305,16 @@ class WorkerGroupFuncResult:
 
     async def async_wait(self, timeout: float | None = None) -> list[Any]:
         """Wait on the event loop for all ranks; raises like `wait`."""
-        calls = map(asyncio.wrap_future, self._calls)
-        try:
-            for finished in asyncio.as_completed(calls, timeout=timeout):
-                await finished
-                self._collect()
-        except TimeoutError:
-            return await asyncio.to_thread(self.wait, 0.0)
-        return self.wait()
+        process = require_process()
+        end = math.inf if timeout is None else time.monotonic() + timeout
+        calls = {asyncio.wrap_future(call) for call in self._calls}
+        while calls and (left := end - time.monotonic()) > 0:
+            look = min(left, process.look_seconds)
+            done, calls = await asyncio.wait(calls, timeout=look, return_when=FIRST_COMPLETED)
+            self._collect()
+            if not done and left > look:
+                await process.check_failed_calls()
+        return await asyncio.to_thread(self.wait, 0.0) if calls else self.wait()
 
     def done(self) -> bool:
         """Whether every rank has finished."""
@@ -365,6 +366,7 @@ class WorkerGroupFuncResult:
         for position, call in enumerate(self._calls):
             if position not in self._results and call.done():
                 name = self._names[position]
+                self._failed_calls.forget(call)
                 self._raised = True  # unless it does not
                 self._results[position] = result_of(call.result(), name, self._method)
                 self._raised = False
@@ -378,7 +380,8 @@ class WorkerGroupFuncResult:
         calls = [self._calls[position] for position in missing]
         left = math.inf if end is None else max(end - time.monotonic(), 0.0)
         with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
-            if _one_done(calls, min(process.deadline_seconds, left)):
+            done_within = partial(_one_done, calls)
+            if process.wait_watching(done_within, min(process.deadline_seconds, left)):
                 return
             if left < process.deadline_seconds:
                 raise WaitTimeout(
@@ -393,22 +396,12 @@ class WorkerGroupFuncResult:
                 )
 
 
-def _tell_of_failure(name: str, method: str, call: Future[Outcome]) -> None:
-    """Log what a method raised; not that its worker ended, as those of a group do that is closed.
-
-    In a thread of its own: whoever let go of the call may hold a lock.
-    """
-    if call.exception() is None and (outcome := call.result()).failed:
-        Thread(target=_log_failure, args=(name, method, outcome), daemon=True).start()
+def _failed(outcome: Outcome) -> bool:
+    return outcome.failed
 
 
-def _log_failure(name: str, method: str, outcome: Outcome) -> None:
-    try:
-        result_of(outcome, name, method)
-    except WorkerCallError as error:
-        log.error("a call that nobody waits for failed: %s", error)
-    except SchedulerError:  # the cluster was shut down
-        return
+def _take(name: str, method: str, outcome: Outcome) -> Any:
+    return result_of(outcome, name, method)
 
 
 def _one_done(calls: Sequence[Future[Outcome]], seconds: float) -> bool:

@@ -1,5 +1,6 @@
 """Processes that die, waits that end, and how the driver's process ends."""
 
+import asyncio
 import os
 import re
 import signal
@@ -15,7 +16,7 @@ from rlinf.scheduler import Channel, ClusterConfig
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
-from tests.scheduler.workers import Basic, Queuer, Talker
+from tests.scheduler.workers import Basic, Concurrent, Queuer, Talker
 from tests.warm import Warm
 
 
@@ -135,6 +136,60 @@ def test_every_worker_is_on_the_wait_for_list(shared, short_deadline):
     assert "workers.py" in text
     with pytest.raises(TimeoutError):
         calls[1].wait()
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    monkeypatch.setattr(require_process(), "look_seconds", 0.2)
+
+
+def waits_for_a_message(asked):
+    return asked.receive_from("asker", 0).wait
+
+
+def waits_for_a_message_on_a_loop(asked):
+    call = asked.receive_from("asker", 0)
+    return lambda: asyncio.run(call.async_wait())
+
+
+def waits_for_an_item(asked):
+    return Channel.create("of_nobody").get
+
+
+def waits_for_an_item_on_a_loop(asked):
+    work = Channel.create("of_nobody_later").get(async_op=True)
+    return lambda: asyncio.run(work.async_wait())
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize(
+    "wait",
+    [
+        waits_for_a_message,
+        waits_for_a_message_on_a_loop,
+        waits_for_an_item,
+        waits_for_an_item_on_a_loop,
+    ],
+)
+def test_a_call_that_failed_ends_the_wait_for_what_cannot_come(launch, caplog, wait):
+    asker, asked = launch(Basic, 1, "asker"), launch(Talker, 1, "asked")
+    asked.process_id().wait()
+    failing = asker.fail("nothing")
+    with pytest.raises(KeyError, match=r"asker:0\.fail raised KeyError") as caught:
+        wait(asked)()
+    assert "Since then driver waits in vain. Who waits for whom" in caught.value.__notes__[-1]
+    assert "a call that nobody waits for failed: asker:0.fail raised KeyError" in caplog.text
+    with pytest.raises(KeyError):  # which it still does where it is waited for
+        failing.wait()
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_call_that_failed_leaves_a_wait_alone_while_others_compute(shared, launch):
+    failing = launch(Basic, 1, "asker").fail("nothing")
+    others = [shared(Basic).execute_on(0).sleep(1.5), launch(Concurrent, 1, "resting").rest(1.5)]
+    assert [call.wait() for call in others]
+    with pytest.raises(KeyError):
+        failing.wait()
 
 
 SCRIPT = """

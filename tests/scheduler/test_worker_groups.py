@@ -214,7 +214,19 @@ def test_exceptions_keep_their_type(shared):
     assert caught.value.code == 3
     with pytest.raises(RuntimeError, match="held"):
         group.execute_on(0).fail("unpicklable").wait()
+    with pytest.raises(ValueError, match="raised ValueError: this one"):
+        group.execute_on(0).fail("noted").wait()
     assert group.execute_on(0).add(1).wait() == [(0, 1)]
+
+
+def test_exceptions_keep_their_type_through_a_worker_between(shared, launch):
+    shared(Basic)
+    between = launch(Basic, 1, "between")
+    with pytest.raises(KeyError) as caught:
+        between.fail_through("sharedBasic", "nothing").wait()
+    assert caught.value.worker_name == "between:0"
+    inner = "WorkerCallError: sharedBasic:0.fail raised KeyError: 'nothing'"
+    assert f"between:0.fail_through raised {inner}" in str(caught.value)
 
 
 def test_exit_in_a_method_is_an_error_of_the_call(shared):

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from rlinf.errors import MissingPackageError
 from rlinf.scheduler import Channel, Worker
 from rlinf.scheduler.process import current_worker, require_process
+from rlinf.scheduler.worker_group import WorkerGroup
 
 if TYPE_CHECKING:
     import torch
@@ -118,7 +119,14 @@ class Basic(Impatient):
             raise MissingPackageError("nothing", "ray", "a test")
         if kind == "exit":
             sys.exit(3)
+        if kind == "noted":
+            error = ValueError("this one")
+            error.add_note("behind it")
+            raise error
         {}[kind]
+
+    def fail_through(self, group: str, kind: str) -> None:
+        WorkerGroup.from_group_name(Basic, group).execute_on(0).fail(kind).wait()
 
     def fail_on(self, rank: int) -> int:
         if self._rank == rank:
@@ -194,6 +202,10 @@ class Concurrent(Worker):
         self.opened.set()
         return "done"
 
+    async def rest(self, seconds: float) -> bool:
+        await asyncio.sleep(seconds)
+        return True
+
     async def who_is_at_work(self) -> bool:
         return await asyncio.to_thread(lambda: Worker.current_worker is self)
 
@@ -202,6 +214,9 @@ class Concurrent(Worker):
 
 
 class Member(Impatient):
+    def process_id(self) -> int:
+        return os.getpid()
+
     def spread(self, value: Any, groups: list[Any], src: Any = None, async_op: bool = False) -> Any:
         result = self.broadcast(value, groups=groups, src=src, async_op=async_op)
         return (result.wait(), result.wait()) if async_op else result

@@ -114,7 +114,7 @@ def failed_outcome(
             f"method '{method}' called sys.exit({error.code!r}); a worker ends when its group is "
             "closed, not by exiting"
         )
-    summary = traceback.format_exception_only(error)[-1].strip()
+    summary = _in_a_line(error)
     process = current_process()
     if process is None:  # the cluster was shut down under the method: nobody reads it
         return Outcome(Payload(), True, 0.0)
@@ -127,6 +127,15 @@ def failed_outcome(
         except Exception:  # noqa: BLE001 - it is the next one's turn
             continue
     return Outcome(payload, True, 0.0 if begin is None else time.perf_counter() - begin)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Type and message of an exception."""
+    if isinstance(error, WorkerCallError):  # of a worker that this one called
+        return f"{WorkerCallError.__name__}: {error.message}"
+    told = traceback.TracebackException.from_exception(error, lookup_lines=False)
+    told.__notes__ = None  # which would stand behind the line with the type
+    return list(told.format_exception_only())[-1].strip()
 
 
 def result_of(outcome: Outcome, worker_name: str, method: str) -> Any:
@@ -147,17 +156,19 @@ def result_of(outcome: Outcome, worker_name: str, method: str) -> Any:
 def _both(
     original: BaseException | None, message: str, worker: str, method: str, trace: str
 ) -> WorkerCallError:
-    if original is None or isinstance(original, WorkerCallError):
+    if isinstance(original, WorkerCallError):  # of a worker that the worker called
+        original = getattr(original, "original", None)
+    if original is None:
         return WorkerCallError(message, worker, method, trace)
     try:
         kind = _dual_class(cast(Any, type(original)))
-        error = type(original).__new__(kind)
+        error = type(original).__new__(kind, *original.args)
         error.__dict__.update(original.__dict__)
         if isinstance(original, OSError):
             error.errno, error.strerror = original.errno, original.strerror
-    except TypeError:  # a class that cannot be subclassed or built without its own arguments
+        WorkerCallError.__init__(error, message, worker, method, trace)
+    except (TypeError, AttributeError):  # not to be subclassed, or with a message of its own
         return WorkerCallError(message, worker, method, trace)
-    WorkerCallError.__init__(error, message, worker, method, trace)
     error.original = original
     both: WorkerCallError = error
     return both

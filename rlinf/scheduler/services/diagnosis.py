@@ -17,6 +17,7 @@ from rlinf.scheduler.errors import WorkerDiedError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
 
 _STACK_LINES = 3
+_WAITS, _IDLE = "waiting for", "idle"
 _ANSWER_SECONDS = 2.0
 _OWN_FILES = ("/rlinf/scheduler/", "/threading.py", "/concurrent/futures/", "/asyncio/")
 
@@ -32,6 +33,16 @@ class Row:
     doing: str
     seconds: float = 0.0
     stack: tuple[str, ...] = ()
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for another."""
+        return self.doing.startswith(_WAITS)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no call of it runs on a thread; one of an async method may."""
+        return self.doing == _IDLE
 
 
 @dataclass
@@ -89,7 +100,7 @@ class WaitTable:
         """Note that a worker waits on this thread."""
         key = next(self._numbers)
         with self._lock:
-            self._waiting[key] = _Doing(worker, f"waiting for {what}", future)
+            self._waiting[key] = _Doing(worker, f"{_WAITS} {what}", future)
         try:
             yield
         finally:
@@ -109,7 +120,7 @@ class WaitTable:
             for item in doing
         ]
         idle = self._idle.keys() - {row.worker for row in rows}
-        return rows + [Row(worker, "idle", now - self._idle[worker]) for worker in sorted(idle)]
+        return rows + [Row(worker, _IDLE, now - self._idle[worker]) for worker in sorted(idle)]
 
 
 def ask_everyone(endpoint: Endpoint, endpoints: dict[str, list[str]]) -> Future[Reply]:

@@ -1,0 +1,135 @@
+"""Calls that failed while their caller waits for something else, which may never come then."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from rlinf.errors import RLinfError
+from rlinf.scheduler.errors import WorkerCallError
+from rlinf.scheduler.services.diagnosis import Row, render
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class _Call:
+    """A call of a worker's method; ``failure`` tells of its result whether it is one."""
+
+    caller: str
+    worker: str
+    future: Future[Any]
+    failure: Callable[[Any], bool]
+    take: Callable[[Any], object]
+    told: bool = False
+
+    @property
+    def failed(self) -> bool:
+        if not self.future.done():
+            return False
+        return self.future.exception() is not None or self.failure(self.future.result())
+
+    def reraise(self) -> NoReturn:
+        self.take(self.future.result())
+        raise AssertionError(f"a failed call of {self.worker} did not raise")
+
+
+class FailedCalls:
+    """The calls of this process of which nobody took the result yet.
+
+    They are looked at, not called back: a call with a callback is answered later.
+    """
+
+    def __init__(self) -> None:
+        self._calls: dict[Future[Any], _Call] = {}
+        self._lock = threading.RLock()  # `abandon` may come of a collection of garbage in between
+
+    def watch(
+        self,
+        caller: str,
+        worker: str,
+        future: Future[Any],
+        failure: Callable[[Any], bool],
+        take: Callable[[Any], object],
+    ) -> None:
+        """Follow a call; ``failure`` tells whether its result is one, which ``take`` raises."""
+        with self._lock:
+            self._calls[future] = _Call(caller, worker, future, failure, take)
+
+    def forget(self, future: Future[Any]) -> None:
+        """Somebody takes the result of a call."""
+        with self._lock:
+            self._calls.pop(future, None)
+
+    def forget_workers(self, workers: set[str]) -> None:
+        """A group is closed: that its calls end by it is no failure."""
+        for call in self._all():
+            if call.worker in workers and not call.failed:
+                self.forget(call.future)
+
+    def abandon(self, future: Future[Any]) -> None:
+        """Nobody will take the result of a call: log what goes wrong with it."""
+        call = self._calls.get(future)
+        if call is None:
+            return
+
+        def ended(_: object) -> None:
+            if call.failed:
+                # In a thread of its own: whoever let go of the call may hold a lock.
+                threading.Thread(target=_tell, args=(call,), daemon=True).start()
+            else:
+                self.forget(future)
+
+        future.add_done_callback(ended)
+
+    def _all(self) -> list[_Call]:
+        with self._lock:
+            return list(self._calls.values())
+
+    def check(self, caller: str, rows: Callable[[], list[Row]]) -> None:
+        """Raise a failed call of a caller that waits, if the wait cannot end.
+
+        That is so when no worker computes: all wait, or have nothing to do. The first time that a
+        failure is seen it is only logged.
+
+        Args:
+            caller: Who waits.
+            rows: Asks every worker what it does.
+        """
+        own = [call for call in self._all() if call.caller == caller]
+        failed = [call for call in own if call.failed]
+        known = [call for call in failed if call.told]
+        for call in failed:
+            _tell(call)
+        if not known:
+            return
+        doing = rows()
+        if not _stands_still(doing, {call.worker for call in own if not call.future.done()}):
+            return
+        self.forget(known[0].future)
+        try:
+            known[0].reraise()
+        except Exception as error:
+            error.add_note(f"Since then {caller} waits in vain. {render(doing)}")
+            raise
+
+
+def _tell(call: _Call) -> None:
+    """Log once what a method raised; not that its worker ended, which those who need it hear."""
+    if call.failed and not call.told and call.future.exception() is None:
+        try:
+            call.reraise()
+        except WorkerCallError as error:
+            log.error("a call that nobody waits for failed: %s", error)
+        except RLinfError:  # the cluster was shut down
+            return
+    call.told = True
+
+
+def _stands_still(rows: list[Row], called: set[str]) -> bool:
+    waiting = {row.worker for row in rows if row.waits}
+    return called <= waiting and all(row.waits or row.idle for row in rows)

@@ -7,7 +7,7 @@ runs/<recipe>/<time>/        config.yaml     the resolved configuration
                              timeline.json   trace, if asked for
                              end.json        with which step and configuration it came to its end
                              checkpoints/  evaluations/
-                             videos/  tensorboard/  once one is written
+                             videos/  completions/  tensorboard/  once one is written
 runs/<recipe>/latest -> the newest one
 """
 

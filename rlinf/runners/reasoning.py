@@ -10,7 +10,12 @@ from rlinf.data.prompts.loader import PromptLoader
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners import rescaling
 from rlinf.runners.reasoning_config import ReasoningConfig
-from rlinf.runners.reasoning_evaluation import AnswerCounts, PromptEvaluator, answering_step
+from rlinf.runners.reasoning_evaluation import (
+    AnswerCounts,
+    PromptEvaluator,
+    answering_step,
+    write_completions,
+)
 from rlinf.runners.task import Task
 
 if TYPE_CHECKING:
@@ -39,10 +44,10 @@ class Reasoning(Task[ReasoningConfig]):
 
         super().__init__(config, directory)
         self.counts: AnswerCounts = AnswerCounts()
-        self._model, tokenizer, sets = prepare(config, directory)
+        self._model, self._tokenizer, sets = prepare(config, directory)
         seed = config.data.seed + config.seed
         self._loader = PromptLoader(sets.train, shuffle=config.data.shuffle, seed=seed)
-        self.evaluator = PromptEvaluator(config, sets.validation, tokenizer)
+        self.evaluator = PromptEvaluator(config, sets.validation, self._tokenizer)
 
     @classmethod
     def step(cls, flow: Flow, config: ReasoningConfig) -> None:
@@ -90,9 +95,11 @@ class Reasoning(Task[ReasoningConfig]):
             self._mailboxes = rescaling.open_mailboxes(self.config)
 
     def arguments(self, step: int) -> Arguments:
-        """All who train and generate are told the number of the step."""
+        """All who train and generate are told the number of the step, and who scores how much of it
+        is kept."""
         shared = rescaling.step_arguments(self.config, self._mailboxes) if self._rescales else {}
-        return {n: {"step": step, **shared.get(n, {})} for n in ("rollout", "critic", "actor")}
+        own = {n: {"step": step, **shared.get(n, {})} for n in ("rollout", "critic", "actor")}
+        return {**own, "reward": {"keep": self.config.runner.completions_kept}}
 
     def draw(self, *, worst: bool = False) -> Arguments:
         """Prompts of the slots, and those that may take their places, `max_resample` for each."""
@@ -112,6 +119,12 @@ class Reasoning(Task[ReasoningConfig]):
     def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
         """What the workers returned, and totals of the run."""
         found = self.counts.metrics(report, self.config, seconds)
+        kept = [group for part in report.results("reward") for group in part.kept]
+        if kept:
+            first = sorted(kept, key=lambda group: group.draw)[
+                : self.config.runner.completions_kept
+            ]
+            write_completions(self.directory, step + 1, first, self._tokenizer)
         if self._rescales:
             found |= rescaling.note_choices(self.directory, step, report, found.pop("choices"))
         return found

@@ -35,6 +35,8 @@ class ReasoningRunnerConfig(RunnerConfig):
 
     total_steps: int = Field(ge=1)
     """Training steps of the run."""
+    completions_kept: int = Field(default=1, ge=0)
+    """Prompts of each step whose completions are kept in `completions/STEP.jsonl`; 0: of none."""
 
 
 class ReasoningValidationConfig(CorrectnessConfig):

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlinf.checkpoint.files import is_disk_full
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
@@ -157,6 +160,42 @@ def answer_prompts(
         for group in part.groups
     ]
     return TextEvaluationResult.of(spec, outcomes, checkpoint)
+
+
+def write_completions(
+    directory: Path, step: int, groups: Sequence[PromptGroup], tokenizer: Any
+) -> None:
+    """Write what a model said in a step, and what it was given for it, one line per completion.
+
+    The file of a step that is done again is replaced. While the disk is full nothing is written.
+    """
+    lines = []
+    for group in groups:
+        prompt = tokenizer.decode(group.prompt_tokens.tolist())
+        texts = tokenizer.batch_decode([each.tokens.tolist() for each in group.completions])
+        for text, completion, score in zip(
+            texts, group.completions, group.scores or (), strict=True
+        ):
+            line = {
+                "step": step,
+                "prompt_id": group.prompt_id,
+                "prompt": prompt,
+                "completion": text,
+                "reward": score.reward if score.valid else None,
+                "parts": dict(score.parts),
+                "reason": score.reason,
+                "tokens": len(completion.sampled_tokens),
+                "stop_reason": completion.stop_reason,
+            }
+            lines.append(json.dumps(line, ensure_ascii=False) + "\n")
+    path = directory / "completions" / f"{step}.jsonl"
+    try:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("".join(lines), encoding="utf-8")
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        log.warning("the disk is full: the completions of step %d are not kept", step)
 
 
 def require_scores(parts: Sequence[RewardReport], *, of: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
@@ -20,12 +21,13 @@ from rlinf.workers.context import WorkerContext
 
 @dataclass
 class RewardReport:
-    """How often what went wrong and why it did so first, and what each function returned for the
-    valid completions."""
+    """How often what went wrong and why it did so first, what each function returned for the
+    valid completions, and the groups that were asked for."""
 
     faults: dict[str, int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     values: dict[str, list[float]] = field(default_factory=dict)
+    kept: list[PromptGroup] = field(default_factory=list)
 
 
 class RewardWorker(StageWorker):
@@ -45,8 +47,9 @@ class RewardWorker(StageWorker):
             self._tokenizer = load_tokenizer(self._model)
         self._pool = RewardPool(self._reward)
 
-    def score(self, completions: InputStream) -> Generator[Emit, None, RewardReport]:
-        """Stage: score groups as they come; returns a :class:`RewardReport`."""
+    def score(self, completions: InputStream, keep: int = 0) -> Generator[Emit, None, RewardReport]:
+        """Stage: score groups as they come; returns a :class:`RewardReport` with those ``keep`` of
+        them that were drawn first, whenever they came."""
         if self._pool is None:
             raise RuntimeError("the worker was not started")
         report = RewardReport(values={name: [] for name in self._reward.functions})
@@ -56,6 +59,7 @@ class RewardWorker(StageWorker):
             while completions.ready():
                 items.append(next(completions))
             yield from self._scored(self._pool, items, report)
+            report.kept = heapq.nsmallest(keep, report.kept, key=lambda group: group.draw)
         report.faults = dict(Counter(self._pool.take_faults()))
         return report
 
@@ -77,7 +81,8 @@ class RewardWorker(StageWorker):
             for score in (score for score in scores if score.valid):
                 for name, value in score.parts.items():
                     report.values[name].append(value)
-            yield Emit("scored", item.source, group.scored(scores))
+            report.kept.append(group.scored(scores))
+            yield Emit("scored", item.source, report.kept[-1])
 
     def _inputs(self, group: PromptGroup) -> list[RewardInput]:
         prompt = self._tokenizer.decode(group.prompt_tokens.tolist())

@@ -97,11 +97,17 @@ def untimed(run: Path) -> list[dict[str, float]]:
     ]
 
 
+def completions(run: Path) -> dict[str, str]:
+    """The files of completions of a run, by name."""
+    return {file.name: file.read_text() for file in (run / "completions").glob("*")}
+
+
 def assert_equal_runs(left: Path, right: Path) -> None:
-    """Metrics and final weights of two runs are the same, to the bit."""
+    """Metrics, completions that are kept and final weights of two runs are the same, to the bit."""
     first, second = untimed(left), untimed(right)
     assert first == second
     assert len(first) > 0
+    assert completions(left) == completions(right)
     before, after = weights(left), weights(right)
     assert before.keys() == after.keys()
     for name, value in before.items():

@@ -49,7 +49,7 @@ class UnevenReward(RewardWorker):
     seed: ClassVar[int] = 0
     found: ClassVar[list[tuple[int, int, list[list[int]]]]] = []
 
-    def score(self, completions: Any) -> Generator[Any, None, RewardReport]:
+    def score(self, completions: Any, keep: int = 0) -> Generator[Any, None, RewardReport]:
         draw = random.Random(self.seed)
         assert self._pool is not None
         report = RewardReport(values={name: [] for name in self._reward.functions})

@@ -48,6 +48,33 @@ def test_what_a_run_leaves_behind(reference: Path) -> None:
     assert result["samples"] == 1
 
 
+def test_completions_are_kept_of_the_first_prompts_of_each_step(
+    reference: Path, tmp_path: Path
+) -> None:
+    config = small_config(tmp_path)
+    files = sorted((reference / "completions").iterdir())
+    assert [file.name for file in files] == ["1.jsonl", "2.jsonl", "3.jsonl", "4.jsonl"]
+    lines = [json.loads(line) for line in files[1].read_text().splitlines()]
+    assert len(lines) == config.rollout.group_size
+    assert {line["prompt"] for line in lines} == {lines[0]["prompt"]}
+    assert lines[0]["prompt"]
+    assert all(
+        line["step"] == 2 and line["parts"].keys() == config.reward.functions.keys()
+        for line in lines
+    )
+    assert all(line["reward"] is not None for line in lines)
+    assert all(line["tokens"] >= 1 and line["completion"] for line in lines)
+
+    several = train(tmp_path, "runner.total_steps=1", "runner.completions_kept=2")
+    lines = [json.loads(line) for line in (several / "completions/1.jsonl").open()]
+    assert len(lines) == 2 * config.rollout.group_size
+    assert lines[: config.rollout.group_size] == [
+        json.loads(line) for line in files[0].read_text().splitlines()
+    ]
+    none = train(tmp_path / "none", "runner.total_steps=1", "runner.completions_kept=0")
+    assert not (none / "completions").exists()
+
+
 def test_the_trained_model_is_one_of_transformers(reference: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 

@@ -15,6 +15,18 @@ POLICY_FILE = "policy.safetensors"
 
 MODEL = "model"
 """Name, in the header of such a file, of the type of the model that it is of."""
+STATISTICS = "statistics"
+"""Name, in the same place, of the statistics by which the model reads states and gives actions, as
+JSON."""
+
+
+def read_header(path: Path) -> dict[str, str]:
+    """What such a file says beside its tensors; nothing where it cannot be read."""
+    try:
+        with safe_open(path.expanduser(), "numpy") as content:
+            return dict(content.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}
 
 
 def require_weights(path: Path, *, key: str, model: str | None = None) -> None:

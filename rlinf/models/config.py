@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.checkpoint.weights_file import require_weights
+from rlinf.checkpoint.weights_file import MODEL, require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import Registry, load_attribute
@@ -82,6 +82,10 @@ class ModelConfig(StrictModel):
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.path
+
+    def header(self) -> dict[str, str]:
+        """What a file of its weights says of it beside the tensors, by name."""
+        return {MODEL: self.type}
 
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse, by a ConfigError of ``key``, recorded actions [N, A] with the states [N, D] they

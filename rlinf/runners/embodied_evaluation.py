@@ -144,13 +144,12 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
         from rlinf.checkpoint.weights import export_weights
-        from rlinf.checkpoint.weights_file import MODEL
         from rlinf.models.policy_weights import BASE
 
         run.evaluate("held_out")
         path = run.directory.path / "policy.safetensors"
         state = run.groups.state()
-        base, about = base_of(state), {MODEL: self._config.model.type}
+        base, about = base_of(state), self._config.model.header()
         export_weights(path, acting_weights(state), about | ({} if base is None else {BASE: base}))
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it

@@ -51,6 +51,34 @@ def test_masked_and_padded_dimensions_pass_unchanged() -> None:
     torch.testing.assert_close(held.quantiles(x[..., :2]), found[..., :2])  # fewer dimensions
 
 
+@pytest.mark.parametrize(
+    ("values", "method", "told"),
+    [
+        (
+            {"mean": [0.0, 1.0], "std": [1.0, float("nan")]},
+            "mean_std",
+            "the statistics of actions hold nan as std of dimension 1",
+        ),
+        (
+            {"q01": [float("-inf"), 0.0], "q99": [1.0, 1.0]},
+            "quantiles",
+            "the statistics of actions hold -inf as q01 of dimension 0",
+        ),
+        (
+            {"mean": [0.5, 1.0], "std": [0.0, 0.0]},
+            "mean_std",
+            "never change: mean and std leave no width",
+        ),
+        ({"min": [1.0, 1.0], "max": [1.0, 1.0]}, "bounds", "never change: min and max leave no"),
+    ],
+)
+def test_statistics_that_scale_nothing_are_refused(
+    values: dict[str, list[float]], method: Any, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        Statistics.of(values).require(method, of="actions")
+
+
 def test_a_dimension_that_never_moved_is_zero_in_bounds() -> None:
     held = Statistics.of({"min": [1.0, 0.0], "max": [1.0, 2.0]})
     x = torch.tensor([[1.0, 2.0]])

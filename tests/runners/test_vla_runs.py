@@ -18,6 +18,7 @@ from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import load_initial_weights, travelling
 from rlinf.monitor.run_directory import RunDirectory
@@ -229,6 +230,35 @@ def test_recorded_observations_without_a_number_are_refused(
     told = " ".join(capsys.readouterr().err.split())
     assert "`states` of" in told
     assert "holds a NaN or an infinity in 1 of 40 rows, first in row 11" in told
+
+
+def test_statistics_come_with_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    given = {
+        kind: {"q01": [-0.9, -0.7], "q99": [0.8, 1.1], "mean": [0.1, 0.2], "std": [0.3, 0.4]}
+        for kind in ("actions", "state")
+    }
+    file = tmp_path / "statistics.json"
+    file.write_text(json.dumps({"norm_stats": given}))
+    imitated = imitate(tmp_path, f"model.statistics={file}") / "policy.safetensors"
+
+    def policy(*overrides: str) -> Any:
+        words = [f"model.weights={imitated}", *overrides]
+        loaded = load_recipe(str(write_recipe(tmp_path)), words)
+        config = validate(EmbodiedConfig, loaded.data, loaded)
+        config.model.check()
+        return config.model.build(EnvSpec.from_json(vla_support.SPEC), value_dim=1, seed=0)
+
+    def bounds(each: Any) -> list[list[float]]:
+        return [value.tolist() for value in each._statistics.actions.given().values()]
+
+    named, taken = policy(f"model.statistics={file}"), policy()
+    assert bounds(taken) == bounds(named) != []
+    assert taken._normalisation == named._normalisation
+    assert not caplog.records
+    given["actions"]["q01"][0] = -0.5
+    file.write_text(json.dumps({"norm_stats": given}))
+    policy(f"model.statistics={file}")
+    assert "was trained with other statistics than those of model.statistics" in caplog.text
 
 
 def test_weights_of_another_model_are_refused_before_anything_starts(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,9 +78,9 @@ class ChunkPolicy(VLAPolicy):
         with in_section("model.conventions"):
             config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
 
-    def _statistics_in(self, source: Path, config: Any) -> ModelStatistics:
-        """Statistics in a directory or file."""
-        found: ModelStatistics = config.statistics_in(source)
+    def _prepared(self, found: ModelStatistics, config: Any) -> ModelStatistics:
+        """Statistics as the model uses them."""
+        del config
         return found
 
     def _read_statistics(
@@ -89,13 +88,13 @@ class ChunkPolicy(VLAPolicy):
     ) -> tuple[ModelStatistics | None, Mapping[Kind, Method | None]]:
         """Statistics and how they are used. None: the units of the environment are those of the
         model, as its box has no bounds."""
-        source = config.statistics or config.path
-        if source is None:
+        with in_section("model"):
+            found: ModelStatistics | None = config.read_statistics()
+            units = config.units
+        if found is None:
             known = bool(torch.isfinite(self.action_high - self.action_low).all())
             return (ModelStatistics(self._box(config)) if known else None), {"actions": "bounds"}
-        with in_section("model"):
-            found = self._statistics_in(source, config)
-            units = config.units
+        found = self._prepared(found, config)
         told = self.state_dim > 0 and self._told_states
         found.check(
             self.action_low.tolist(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.checkpoint.weights_file import require_weights
+from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weights
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rlinf.models.vla.statistics import Kind, Method, ModelStatistics
+
+log = logging.getLogger(__name__)
 
 _METHODS: Mapping[str, Method | None] = {
     "MEAN_STD": "mean_std",
@@ -64,8 +68,8 @@ class PublishedConfig(ModelConfig):
     """Image observations in the order of the model's views; null leaves a view out. An observation
     of several pictures fills as many views."""
     statistics: Path | None = None
-    """File of the statistics by which states and actions are normalised; null: those in `path`, or
-    the bounds of the environment's actions."""
+    """File of the statistics by which states and actions are normalised; null: those that `weights`
+    were trained with, those in `path`, or the bounds of the environment's actions."""
     statistics_key: str | None = None
     """Which of several sets of statistics holds; null: the only one."""
     value_head: tuple[Width, ...] = (512, 128)
@@ -111,22 +115,47 @@ class PublishedConfig(ModelConfig):
         return {"states": said.get("STATE", usual), "actions": said.get("ACTION", usual)}
 
     @property
+    def published_statistics(self) -> Path | None:
+        """Where statistics are that neither the section nor a run says."""
+        return self.path
+
+    @property
     def statistics_source(self) -> Path | None:
         """Where statistics are; None: the bounds of the environment's actions stand for them."""
-        return self.statistics or self.path
+        if self.statistics is not None:
+            return self.statistics
+        if self.weights is not None and STATISTICS in read_header(self.weights):
+            return self.weights
+        return self.published_statistics
+
+    def read_statistics(self) -> ModelStatistics | None:
+        """Those of :attr:`statistics_source`; ConfigError where it has none of the key."""
+        from rlinf.models.vla import statistics_files
+
+        source = self.statistics_source
+        if source is None:
+            return None
+        if source == self.weights:  # a run keeps what it used, without keys and parts
+            return statistics_files.read_statistics(source)
+        return self.statistics_in(source)
 
     def statistics_in(self, source: Path) -> ModelStatistics:
-        """Statistics in a directory or file; ConfigError where it has none of the key."""
+        """Statistics in a published directory or file."""
         from rlinf.models.vla.statistics_files import read_statistics
 
         return read_statistics(source, self.statistics_key)
 
+    def header(self) -> dict[str, str]:
+        """What a file of its weights says of it: the statistics, too."""
+        found = self.read_statistics()
+        said = {} if found is None else {STATISTICS: json.dumps(found.to_data())}
+        return super().header() | said
+
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse actions that the statistics of the model were not taken of."""
-        source, method = self.statistics_source, self.units["actions"]
-        if source is None or method is None:
+        found, method = self.read_statistics(), self.units["actions"]
+        if found is None or method is None:
             return  # the units are those of the environment
-        found = self.statistics_in(source)
         found.actions.require(method, of="actions")
         places = self.conventions.dimensions or tuple(range(actions.shape[1]))
         if max(places) >= found.actions.dim:
@@ -149,6 +178,22 @@ class PublishedConfig(ModelConfig):
             require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():
             raise ConfigError(f"there is no file {self.statistics}", key="statistics")
+        self._tell_of_other_statistics()
+
+    def _tell_of_other_statistics(self) -> None:
+        """Warn where `statistics` are not those that `weights` were trained with."""
+        if self.statistics is None or self.weights is None:
+            return
+        written = read_header(self.weights).get(STATISTICS)
+        now = self.read_statistics()
+        if written is None or now is None or json.loads(written) == now.to_data():
+            return
+        log.warning(
+            "model.weights, %s, was trained with other statistics than those of model.statistics, "
+            "%s: what it reads and gives means something else now. To go on with its own, leave "
+            "model.statistics out.",
+            self.weights, self.statistics,
+        )  # fmt: skip
 
 
 class VLAConfig(PublishedConfig):

@@ -165,6 +165,22 @@ class Statistics:
                 "with: rlinf data stats",
                 key=key,
             )
+        first, second = (self._of(name) for name in _NEEDS[method])
+        for name, value in zip(_NEEDS[method], (first, second), strict=True):
+            if not bool(value.isfinite().all()):
+                place = int((~value.isfinite()).nonzero()[0])
+                raise ConfigError(
+                    f"the statistics of {of} hold {float(value[place])} as {name} of dimension "
+                    f"{place}; nearest: those of a set of finite numbers, with: rlinf data stats",
+                    key=key,
+                )
+        if not bool((second if method == "mean_std" else second - first).any()):
+            raise ConfigError(
+                f"the statistics of {of} are of numbers that never change: {_NEEDS[method][0]} "
+                f"and {_NEEDS[method][1]} leave no width in any dimension; nearest: those of the "
+                "recorded set, with: rlinf data stats",
+                key=key,
+            )
 
     def check_recorded(
         self, actions: Tensor, places: Sequence[int], method: Method, *, key: str
@@ -239,6 +255,16 @@ class ModelStatistics:
         """The same on a device."""
         states = None if self.states is None else self.states.to(device)
         return ModelStatistics(self.actions.to(device), states, self.key, self.pictures)
+
+    def to_data(self) -> dict[str, dict[str, list[float]]]:
+        """Those of actions and states as JSON has them; :mod:`rlinf.models.vla.statistics_files`
+        reads them back to the bit."""
+        kinds = {"actions": self.actions, "state": self.states}
+        return {
+            kind: {name: value.tolist() for name, value in each.given().items()}
+            for kind, each in kinds.items()
+            if each is not None
+        }
 
     def require(self, units: Mapping[Kind, Method | None], *, key: str) -> None:
         """Refuse, by a ConfigError of ``key``, statistics that lack what they are used by."""

@@ -13,10 +13,13 @@ lerobot   ``meta/stats.json``; of a model                              none
           lerobot 0.4 buffers in ``model.safetensors``
 groot     ``experiment_cfg/metadata.json``                             the embodiments
 ========= ============================================================ =========================
+
+and what a run wrote into the header of its ``policy.safetensors``.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
+from rlinf.checkpoint.weights_file import STATISTICS, read_header
 from rlinf.config.nearest import did_you_mean
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
@@ -94,7 +98,10 @@ def read_statistics(
 def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
     """All sets of statistics, by key."""
     if path.is_file():
-        return _keyed(_tensors(path) if path.suffix == ".safetensors" else read_settings(path))
+        if path.suffix != ".safetensors":
+            return _keyed(read_settings(path))
+        written = read_header(path).get(STATISTICS)
+        return _keyed(_tensors(path) if written is None else json.loads(written))
     found: dict[str, Mapping[str, Any]] = {}
     for file in sorted(path.glob("*_normalizer_processor.safetensors")):
         found |= _keyed(_tensors(file))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +22,6 @@ from rlinf.models.vla.action_tokens import (
 from rlinf.models.vla.config import TokenConfig
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
-from rlinf.models.vla.statistics_files import read_statistics
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -52,7 +50,7 @@ class TokenPolicy(VLAPolicy):
         with in_section("model.conventions"):
             dim = self.action_dim
             config.conventions.check_dimensions(dim, dim, self.state_dim)
-        self.statistics = _statistics(config, env_spec, config.statistics_source)
+        self.statistics = _statistics(config, env_spec)
 
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
@@ -208,9 +206,9 @@ def normalized(statistics: Statistics, values: Tensor, config: TokenConfig) -> T
     return statistics.quantiles(values, epsilon=_EPSILON)
 
 
-def _statistics(config: TokenConfig, env_spec: EnvSpec, source: Path | None) -> ModelStatistics:
-    if source is not None:
-        found = read_statistics(source, config.statistics_key)
+def _statistics(config: TokenConfig, env_spec: EnvSpec) -> ModelStatistics:
+    found = config.read_statistics()
+    if found is not None:
         found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
         found.require({"actions": config.normalised_by}, key="model.normalization")
         return found

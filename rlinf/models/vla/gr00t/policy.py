@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,9 +101,8 @@ class GR00TPolicy(FlowPolicy):
             )
         return network
 
-    def _statistics_in(self, source: Path, config: FlowConfig) -> ModelStatistics:
+    def _prepared(self, found: ModelStatistics, config: FlowConfig) -> ModelStatistics:
         assert isinstance(config, GR00TConfig)
-        found = config.statistics_in(source)
         held = found.states
         if held is None or config.normalization == "bounds":
             return found

@@ -26,9 +26,9 @@ class QwenVLConfig(TokenConfig):
     say."""
 
     @property
-    def statistics_source(self) -> Path | None:
-        """What the section names: the published models know of no actions."""
-        return self.statistics
+    def published_statistics(self) -> Path | None:
+        """None: the published models know of no actions."""
+        return None
 
     @model_validator(mode="after")
     def _check_family(self) -> Self:

@@ -62,6 +62,7 @@ class CalvinEnv(SimulatorEnv):
     dimension the sign counts: positive opens the gripper.
     """
 
+    control_rate = 30.0  # of its published demonstrations
     Options = CalvinOptions
     example: ClassVar[dict[str, Any]] = {"images": False}
     requirements = Requirements(

@@ -12,7 +12,13 @@ import numpy as np
 from gymnasium import spaces
 
 from rlinf.config.nearest import nearest_names
-from rlinf.envs.base import Observation, SimulatorEnv
+from rlinf.envs.base import (
+    INSTRUCTION_KEY,
+    INSTRUCTION_SHAPE,
+    Observation,
+    SimulatorEnv,
+    instruction_bytes,
+)
 from rlinf.errors import ConfigError
 
 _PICTURE = 16
@@ -49,9 +55,9 @@ class GymnasiumOptions:
 class GymnasiumEnv(SimulatorEnv):
     """A ``gymnasium`` environment behind the adapter protocol.
 
-    A uint8 image [H, W, 3] becomes ``main_images``, several of a dictionary ``images.NAME``; all
-    else is flattened to ``states`` (what is discrete as one-hot). Actions are ``Box`` of any shape,
-    flattened, or ``Discrete``.
+    A uint8 image [H, W, 3] becomes ``main_images``, several of a dictionary ``images.NAME``; a
+    ``Text`` the ``instruction``; all else is flattened to ``states`` (what is discrete as one-hot).
+    Actions are ``Box`` of any shape, flattened, or ``Discrete``.
     """
 
     Options = GymnasiumOptions
@@ -70,9 +76,14 @@ class GymnasiumEnv(SimulatorEnv):
             if "keyword argument" not in str(error):
                 raise
             raise ConfigError(str(error).splitlines()[0], key="options.kwargs") from error
+        rate = self._env.metadata.get("render_fps")
+        if isinstance(rate, (int, float)) and rate > 0:
+            self.control_rate = float(rate)  # a frame is drawn after every action
         leaves = dict(_leaves(self._env.observation_space))
+        self._instruction = _instruction(options.id, leaves)
         pictures = [path for path, space in leaves.items() if _is_picture(space)]
-        vectors = {path: leaf for path, leaf in leaves.items() if path not in pictures}
+        others = (*pictures, *([] if self._instruction is None else [self._instruction]))
+        vectors = {path: leaf for path, leaf in leaves.items() if path not in others}
         if not all(leaf.is_np_flattenable for leaf in vectors.values()):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
         _refuse_other_pictures(options.id, vectors)
@@ -88,6 +99,8 @@ class GymnasiumEnv(SimulatorEnv):
         if vectors:
             size = sum(int(spaces.flatdim(leaf)) for leaf in vectors.values())
             parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        if self._instruction is not None:
+            parts[INSTRUCTION_KEY] = spaces.Box(0, 255, INSTRUCTION_SHAPE, np.uint8)
         self.observation_space = spaces.Dict(parts)
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
@@ -160,7 +173,10 @@ class GymnasiumEnv(SimulatorEnv):
         """Once an episode is over, of which no step had the key, but one with a name like it."""
         key = self._options.success_key
         if key is not None and key not in self._seen and (near := nearest_names(key, self._seen)):
-            raise ValueError(f"options.success_key: info has no `{key}`, but `{near[0]}`")
+            raise ConfigError(
+                f"the info of {self._options.id} has no `{key}`; nearest: {near[0]}",
+                key="options.success_key",
+            )
 
     def render(self) -> Any:
         """Return a picture, uint8 [H, W, 3]."""
@@ -189,6 +205,8 @@ class GymnasiumEnv(SimulatorEnv):
             parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]
             # A copy: the simulator may keep its array.
             found["states"] = np.concatenate(parts, dtype=np.float32, casting="unsafe")
+        if self._instruction is not None:
+            found[INSTRUCTION_KEY] = instruction_bytes(str(_at(observation, self._instruction)))
         return found
 
 
@@ -241,6 +259,21 @@ def _leaves(
             yield from _leaves(part, (*path, key))
     else:
         yield path, space
+
+
+def _instruction(
+    name: str, leaves: Mapping[tuple[str, ...], gymnasium.Space[Any]]
+) -> tuple[str, ...] | None:
+    """Where the observation says in words what is to be done; None where it does not."""
+    texts = [path for path, leaf in leaves.items() if isinstance(leaf, spaces.Text)]
+    if len(texts) > 1:
+        keys = ", ".join(".".join(path) for path in texts)
+        raise ConfigError(
+            f"{name} shows several texts ({keys}), of which none is known to be the instruction; "
+            "nearest: one, with gymnasium.wrappers.FilterObservation",
+            key="options.id",
+        )
+    return texts[0] if texts else None
 
 
 def _camera(path: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> str:

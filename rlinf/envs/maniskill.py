@@ -179,6 +179,7 @@ class ManiSkillEnv(SimulatorEnv):
                 key="options.images",
             ) from error
         self._env = made.unwrapped
+        self.control_rate = float(self._env.control_freq)
         self._flattened = importlib.import_module("mani_skill.utils.common").flatten_state_dict
         self.task_descriptions = (" ".join(_words(options.task.rsplit("-", 1)[0])),)
         with self._plain(), self._built():

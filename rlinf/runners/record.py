@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +21,7 @@ from rlinf.workers.config.acting import EvaluatedConfig
 
 Write = Callable[[Demonstrations, Path], None]
 """Writes a set to a directory."""
+log = logging.getLogger(__name__)
 _FRAME_RATE = 30.0
 """Of sets of simulators that do not say theirs."""
 _PURPOSE = 2
@@ -133,6 +135,12 @@ def lerobot_format(pictures: Literal["video", "image"], fps: float | None) -> Wr
         rate = whole.source["spec"].get("control_rate")
         if fps is not None and rate is not None and fps != rate:
             raise ConfigError(f"--fps = {fps:g}, the environment acts {rate:g} times a second")
+        if fps is None and rate is None:
+            log.warning(
+                "the environment does not say how often it acts: %s is written with %g frames a "
+                "second; --fps gives its rate",
+                out, _FRAME_RATE,
+            )  # fmt: skip
         write_lerobot(whole, out, fps=fps or rate or _FRAME_RATE, pictures=pictures)
 
     return write

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_bytes
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, UserError
@@ -159,6 +160,9 @@ class RequestReader:
     def _name_task(self, given: dict[str, Any]) -> None:
         """Put the number of the task in place of its text."""
         texts = self._spec.task_descriptions
+        if INSTRUCTION_KEY in self._spec.observation_shapes:
+            self._put_in_words(given)
+            return
         if PROMPT not in given:
             if TASK_IDS in self._spec.observation_shapes and TASK_IDS not in given:
                 raise RefusedRequestError(f"`{PROMPT}` is missing: one of {_shown(texts)}")
@@ -180,6 +184,21 @@ class RequestReader:
             raise RefusedRequestError(f"`{PROMPT}` and `{TASK_IDS}` say the same; give one")
         if TASK_IDS in self._spec.observation_shapes:
             given[TASK_IDS] = np.int64(number)
+
+    def _put_in_words(self, given: dict[str, Any]) -> None:
+        """Put a text, whatever it says, in the form in which observations hold it."""
+        if PROMPT not in given:
+            return
+        text, most = given.pop(PROMPT), INSTRUCTION_SHAPE[0]
+        if not isinstance(text, (str, np.str_)):
+            raise RefusedRequestError(f"`{PROMPT}` is {type(text).__name__}, not a text")
+        if len(text.encode()) > most:
+            raise RefusedRequestError(
+                f"`{PROMPT}` has {len(text.encode())} bytes; legal: {most} or fewer"
+            )
+        if INSTRUCTION_KEY in given:
+            raise RefusedRequestError(f"`{PROMPT}` and `{INSTRUCTION_KEY}` say the same; give one")
+        given[INSTRUCTION_KEY] = instruction_bytes(str(text))
 
     def _prefix(self, given: dict[str, Any]) -> ExecutedPrefix | None:
         if not given.keys() & {PREFIX, PREFIX_WEIGHTS}:

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from rlinf.envs.base import INSTRUCTION_SHAPE
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.spec import spec_of
 from rlinf.errors import ConfigError
@@ -139,7 +140,7 @@ def test_a_mistyped_key_of_success_is_found_at_the_end_of_an_episode():
     try:
         env = GymnasiumEnv(GymnasiumOptions(id="Ends-v0", success_key="is_succes"))
         env.reset(seed=0)
-        with pytest.raises(ValueError, match="info has no `is_succes`, but `is_success`"):
+        with pytest.raises(ConfigError, match="has no `is_succes`; nearest: is_success"):
             env.step(0)
     finally:
         gymnasium.registry.pop("Ends-v0")
@@ -149,7 +150,7 @@ def test_it_is_also_found_where_the_time_limit_of_a_run_ends_episodes():
     env = build(PLAIN, spaces.Discrete(2), success_key="is_sucess")
     env.reset(seed=0)
     env.step(0)
-    with pytest.raises(ValueError, match="info has no `is_sucess`, but `is_success`"):
+    with pytest.raises(ConfigError, match="has no `is_sucess`; nearest: is_success"):
         env.reset(seed=1)
 
 
@@ -243,3 +244,17 @@ def test_render_mode_is_no_further_argument():
     options = GymnasiumOptions(id="CartPole-v1", kwargs={"render_mode": "human"})
     with pytest.raises(ConfigError, match=r"a key beside `kwargs`: options.render_mode"):
         GymnasiumEnv(options)
+
+
+def test_a_text_is_the_instruction_and_the_frame_rate_that_of_the_environment():
+    env = build(
+        spaces.Dict({"arm": spaces.Box(-1, 1, (2,)), "told": spaces.Text(20)}), spaces.Discrete(2)
+    )
+    seen, _ = env.reset(seed=0)
+    assert seen["states"].shape == (2,)
+    assert seen["instruction"].shape == INSTRUCTION_SHAPE
+    assert env.observation_space["instruction"].contains(seen["instruction"])
+    assert GymnasiumEnv(GymnasiumOptions(id="Pendulum-v1")).control_rate == 30.0
+    two = {"told": spaces.Text(20), "said": spaces.Text(20)}
+    with pytest.raises(ConfigError, match=r"several texts \((told, said|said, told)\)"):
+        build(spaces.Dict(two), spaces.Discrete(2))

@@ -53,5 +53,19 @@ class BlindDot(Dot):
         return seen, *rest
 
 
+class ToldDot(Dot):
+    """Says in words from which corner the dot comes."""
+
+    def __init__(self, render_mode: str | None = None, size: int = SIZE) -> None:
+        super().__init__(render_mode, size)
+        parts = dict(self.observation_space.spaces)
+        self.observation_space = spaces.Dict({**parts, "told": spaces.Text(64)})
+
+    def _seen(self) -> dict[str, Any]:
+        side = "right" if self._position[0] > 0 else "left"
+        return {**super()._seen(), "told": f"from the {side} move the dot to the middle"}
+
+
 gymnasium.register("Dot-v0", entry_point=Dot)
+gymnasium.register("ToldDot-v0", entry_point=ToldDot)
 gymnasium.register("BlindDot-v0", entry_point=BlindDot)

@@ -18,6 +18,7 @@ from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.envs.base import instruction_bytes
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import load_initial_weights, travelling
@@ -259,6 +260,24 @@ def test_statistics_come_with_the_weights(tmp_path: Path, caplog: pytest.LogCapt
     file.write_text(json.dumps({"norm_stats": given}))
     policy(f"model.statistics={file}")
     assert "was trained with other statistics than those of model.statistics" in caplog.text
+
+
+def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> None:
+    told = "env.train.options={id: 'tests.runners.pictures:ToldDot-v0'}"
+    run = train(tmp_path, told, "model.max_prompt_tokens=64", TWO_STEPS)
+    assert [line["actor/optimizer_steps"] > 0 for line in metrics(run)] == [True, True]
+    assert all(line["actor/approx_kl"] < 1 for line in metrics(run))
+    trained = TrainedPolicy(task_of_run(run), run)
+    spec = trained.env_spec()
+    assert spec.observation_shapes["instruction"] == (256,)
+    assert spec.control_rate == 10.0
+    policy = trained.build(spec)
+    rows = {name: torch.zeros(2, *shape) for name, shape in spec.observation_shapes.items()}
+    rows["instruction"] = torch.stack(
+        [torch.from_numpy(instruction_bytes(text).copy()) for text in ("go left", "go right")]
+    )
+    actions = policy.sample(rows, None).actions
+    assert not torch.equal(actions[0], actions[1])
 
 
 def test_weights_of_another_model_are_refused_before_anything_starts(

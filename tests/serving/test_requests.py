@@ -11,6 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
+from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_text
 from rlinf.errors import ConfigError
 from rlinf.serving.requests import RefusedRequestError, RequestReader
 from rlinf.serving.wire import WireError, pack, unpack
@@ -187,3 +188,21 @@ def test_what_does_not_travel_is_refused() -> None:
 def test_the_client_needs_no_torch() -> None:
     program = "import sys, rlinf.serving.client; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_any_prompt_reaches_a_policy_that_reads_instructions() -> None:
+    shapes = {name: shape for name, shape in SPEC.observation_shapes.items() if name != "task_ids"}
+    types = {name: SPEC.observation_dtypes[name] for name in shapes}
+    spec = replace(
+        SPEC,
+        task_descriptions=(),
+        observation_shapes={**shapes, INSTRUCTION_KEY: INSTRUCTION_SHAPE},
+        observation_dtypes={**types, INSTRUCTION_KEY: "uint8"},
+    )
+    row = {name: each for name, each in observation(0).items() if name in shapes}
+    found = reader(spec).read(row | {"prompt": "whatever comes"}).observations[INSTRUCTION_KEY][0]
+    assert instruction_text(found) == "whatever comes"
+    with pytest.raises(RefusedRequestError, match="has 300 bytes; legal: 256 or fewer"):
+        reader(spec).read(row | {"prompt": "x" * 300})
+    with pytest.raises(RefusedRequestError, match="`instruction` is missing"):
+        reader(spec).read(row)

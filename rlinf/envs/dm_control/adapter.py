@@ -119,6 +119,7 @@ class DmControlEnv(SimulatorEnv):
         use_quick_versions()
         arm = options.task in MANIPULATION
         self._env = _arm_task(options.task) if arm else _suite_task(options.task)
+        self.control_rate = 1.0 / self._env.control_timestep()
         self._random = self._env.random_state if arm else self._env.task.random
         self._painter: Any = None
         if options.camera:

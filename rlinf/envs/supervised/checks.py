@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlinf.envs.results import FaultReason, fault_in_a_line
+from rlinf.errors import UserError
 
 T = TypeVar("T")
 _STACK_CHARACTERS = 4000
@@ -30,9 +31,14 @@ class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the h
 
 
 def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
-    """Call simulator code; whatever it raises becomes an EnvSideFault."""
+    """Call simulator code; whatever it raises becomes an EnvSideFault.
+
+    Not a UserError: a mistake in the options would be made in every episode.
+    """
     try:
         return call(*arguments, **named)
+    except UserError:
+        raise
     except Exception as error:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
         stack = "".join(lines)[-_STACK_CHARACTERS:]

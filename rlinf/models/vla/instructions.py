@@ -1,4 +1,8 @@
-"""What a policy is told to do, as tokens: each text is tokenised once, when the policy is built."""
+"""What a policy is told to do, as tokens: each text is tokenised once.
+
+Either an environment has a table of texts, which is read when the policy is built, or it words
+anew what is to be done, and shows the words among its observations.
+"""
 
 from __future__ import annotations
 
@@ -11,24 +15,32 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from rlinf.envs.base import INSTRUCTION_KEY, instruction_text
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError, MissingPackageError
 
 Encode = Callable[[str], list[int]]
 """From a whole prompt to its tokens, special ones included."""
+Write = Callable[[str], str]
+"""From an instruction to its prompt."""
+_EXAMPLE = "open it"
+_MOST_KNOWN = 4096  # instructions
 
 
 class InstructionTable(torch.nn.Module):
-    """The prompts of all tasks of an environment, looked up by the task of a row.
+    """The prompts of all tasks of an environment, looked up by the task of a row; or of what
+    ``instruction`` says in it.
 
     Args:
-        prompts: Of each task; empty is refused.
+        prompts: Of each task; empty is refused where ``free`` is not given.
         encode: Tokenises one prompt.
         limit: Tokens that a prompt may have.
         beside: Tokens that stand beside each prompt, of the same limit.
         padding: Token that fills up shorter prompts.
         side: Where they are filled up; on the left, the first token (BOS) stays in front, as
             pictures are put behind it: ``BOS, padding…, text``.
+        free: From an instruction to its prompt, where observations hold instructions, which no
+            table has; rows are then as long as the limit allows, whatever else is in a batch.
 
     Raises:
         ConfigError: There is no prompt, one has more tokens than the limit, or two different ones
@@ -49,47 +61,73 @@ class InstructionTable(torch.nn.Module):
         beside: int = 0,
         padding: int,
         side: Literal["left", "right"],
+        free: Write | None = None,
     ) -> None:
         super().__init__()
+        self._encode, self._limit, self._beside = encode, limit, beside
+        self._padding, self._side, self._free = padding, side, free
+        self._known: dict[bytes, tuple[list[int], list[bool]]] = {}
+        if free is not None:  # a row that stands for all
+            prompts = [free(_EXAMPLE)]
         if not prompts:
             raise ConfigError(
                 "the environment does not say in words what is to be done, which the model reads; "
                 "nearest: options.instruction of the env type gymnasium",
                 key="model.type",
             )
-        tokens = {text: encode(text) for text in dict.fromkeys(prompts)}
-        for text, ids in tokens.items():
-            needed = len(ids) + beside
-            if needed > limit:
-                state = f", {beside} of them of the state" if beside else ""
-                raise ConfigError(
-                    f"the instruction {text!r} has {needed} tokens{state}, the model is given at "
-                    f"most {limit}; legal with it: {needed} or more",
-                    key="model.max_prompt_tokens",
-                )
+        tokens = {text: self._within(text) for text in dict.fromkeys(prompts)}
         if len({tuple(ids) for ids in tokens.values()}) < len(tokens):
             raise ConfigError(
                 "the tokenizer gives two tasks the same tokens", key="model.tokenizer"
             )
-        longest = max(map(len, tokens.values()))
-        rows, masks = [], []
-        for text in prompts:
-            ids = tokens[text]
-            gap = longest - len(ids)
-            head = {"left": 1, "right": len(ids)}[side]
-            rows.append([*ids[:head], *[padding] * gap, *ids[head:]])
-            masks.append([True] * head + [False] * gap + [True] * (len(ids) - head))
+        self._longest = max(map(len, tokens.values())) if free is None else limit - beside
+        filled = [self._filled(tokens[text]) for text in prompts]
+        rows, masks = [ids for ids, _ in filled], [mask for _, mask in filled]
         self.register_buffer("ids", torch.tensor(rows), persistent=False)
         self.register_buffer("mask", torch.tensor(masks), persistent=False)
 
     def forward(self, observations: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Tokens [B, L] and mask [B, L] of observations, each [B, ...]; those of the only task
         where they have no ``task_ids``."""
+        if self._free is not None:
+            return self._read(observations[INSTRUCTION_KEY], self._free)
         tasks = observations.get(TASK_IDS)
         if tasks is not None:
             return self.ids[tasks], self.mask[tasks]
         rows = len(next(iter(observations.values())))
         return self.ids[:1].expand(rows, -1), self.mask[:1].expand(rows, -1)
+
+    def _read(self, given: Tensor, write: Write) -> tuple[Tensor, Tensor]:
+        """Tokens and mask of instructions, uint8 [B, 256]; ConfigError where one is too long."""
+        found = []
+        for row in given.cpu().numpy():
+            key = row.tobytes()
+            if key not in self._known:
+                if len(self._known) >= _MOST_KNOWN:
+                    self._known.clear()
+                self._known[key] = self._filled(self._within(write(instruction_text(row))))
+            found.append(self._known[key])
+        ids = torch.tensor([ids for ids, _ in found], device=self.ids.device)
+        return ids, torch.tensor([mask for _, mask in found], device=self.ids.device)
+
+    def _within(self, text: str) -> list[int]:
+        """Tokens of a prompt; ConfigError where there are too many."""
+        ids = self._encode(text)
+        needed = len(ids) + self._beside
+        if needed > self._limit:
+            state = f", {self._beside} of them of the state" if self._beside else ""
+            raise ConfigError(
+                f"the instruction {text!r} has {needed} tokens{state}, the model is given at "
+                f"most {self._limit}; legal with it: {needed} or more",
+                key="model.max_prompt_tokens",
+            )
+        return ids
+
+    def _filled(self, ids: list[int]) -> tuple[list[int], list[bool]]:
+        gap = self._longest - len(ids)
+        head = {"left": 1, "right": len(ids)}[self._side]
+        row = [*ids[:head], *[self._padding] * gap, *ids[head:]]
+        return row, [True] * head + [False] * gap + [True] * (len(ids) - head)
 
 
 class PicturePrompts(InstructionTable):
@@ -100,13 +138,18 @@ class PicturePrompts(InstructionTable):
         prompts: Of each task, with one picture token for each picture.
         encode: Tokenises one prompt.
         limit: Tokens that a prompt may have beside those of pictures.
+        free: See :class:`InstructionTable`.
 
     Raises:
         ConfigError: As of other prompts.
     """
 
-    def __init__(self, prompts: Sequence[str], encode: Encode, *, limit: int) -> None:
-        super().__init__(prompts, encode, limit=limit, padding=0, side="right")
+    _counts: Tensor | None = None
+
+    def __init__(
+        self, prompts: Sequence[str], encode: Encode, *, limit: int, free: Write | None = None
+    ) -> None:
+        super().__init__(prompts, encode, limit=limit, padding=0, side="right", free=free)
 
     def show(self, patches: Sequence[int], *, picture: int) -> None:
         """Let the picture token stand for the patches of each picture; ConfigError where the
@@ -120,8 +163,18 @@ class PicturePrompts(InstructionTable):
             )
         counts = torch.ones_like(self.ids[0])
         counts[of_pictures] = torch.tensor(patches)
-        self.ids = self.ids.repeat_interleave(counts, dim=1)
-        self.mask = self.mask.repeat_interleave(counts, dim=1)
+        self._counts = counts
+        self.ids, self.mask = self._shown(self.ids), self._shown(self.mask)
+
+    def _shown(self, columns: Tensor) -> Tensor:
+        """Columns [·, L], those of pictures once for each patch."""
+        if self._counts is None:
+            return columns
+        return columns.repeat_interleave(self._counts.to(columns.device), dim=1)
+
+    def _read(self, given: Tensor, write: Write) -> tuple[Tensor, Tensor]:
+        ids, mask = super()._read(given, write)
+        return self._shown(ids), self._shown(mask)
 
 
 def refuse_unknown(prompts: torch.nn.Module, vocabulary: int) -> None:

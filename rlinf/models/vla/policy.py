@@ -6,15 +6,17 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from rlinf.config.nearest import did_you_mean
+from rlinf.envs.base import INSTRUCTION_KEY
 from rlinf.errors import ConfigError
 from rlinf.models.policy import Policy
 from rlinf.models.vla.config import PublishedConfig
+from rlinf.models.vla.instructions import Write
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -58,6 +60,8 @@ class VLAPolicy(Policy):
         self.value_dim = value_dim
         self.texts: tuple[str, ...] = tuple(env_spec.task_descriptions)
         """Instructions, by task id."""
+        self.words_anew = INSTRUCTION_KEY in env_spec.observation_shapes
+        """Whether observations hold instructions, which go before those by task id."""
         self.views = _views(config, env_spec)
         """Views of the model in their order: observation key and, of several pictures, which one;
         None for a view that is left out."""
@@ -68,6 +72,13 @@ class VLAPolicy(Policy):
         for name in ("action_low", "action_high"):
             bound = torch.as_tensor(getattr(env_spec, name), dtype=torch.float32)
             self.register_buffer(name, bound.expand(self.action_dim).clone(), persistent=False)
+
+    def prompts_of(self, write: Write) -> dict[str, Any]:
+        """What an :class:`~rlinf.models.vla.instructions.InstructionTable` must know of the texts;
+        ``write`` makes a prompt of one."""
+        if self.words_anew:
+            return {"prompts": (), "free": write}
+        return {"prompts": [write(text) for text in self.texts]}
 
     def add_values(self, config: PublishedConfig, features: int, *, seed: int) -> None:
         """Make the value head on features of this width, none where V = 0; and name the base, once

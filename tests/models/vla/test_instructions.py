@@ -1,9 +1,15 @@
 """Prompts of tasks as tokens."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
+from rlinf.envs.base import instruction_bytes
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
+from rlinf.models.config import REGISTRY
+from rlinf.models.policy import draw_noise
 from rlinf.models.vla.instructions import InstructionTable, hashed_words, read_tokenizer
 
 
@@ -48,6 +54,86 @@ def test_each_text_is_tokenised_once():
 def test_what_cannot_be_told_is_refused(prompts, limit, message):
     with pytest.raises(ConfigError, match=message):
         _table(*prompts, limit=limit)
+
+
+def _instructions(*texts):
+    return torch.stack([torch.from_numpy(instruction_bytes(text).copy()) for text in texts])
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_instructions_among_observations_are_read_row_by_row(side):
+    seen = []
+    table = InstructionTable(
+        (), lambda text: seen.append(text) or _encode(text),
+        limit=6, padding=0, side=side, free=lambda text: f"do {text}",
+    )  # fmt: skip
+    given = _instructions("open it", "close it now", "open it")
+    seen.clear()
+    ids, mask = table({"instruction": given})
+    assert seen == ["do open it", "do close it now"]
+    told = [_encode(f"do {text}") for text in ("open it", "close it now", "open it")]
+    assert [row[there].tolist() for row, there in zip(ids, mask, strict=True)] == told
+    assert ids.shape == (3, 6)  # whatever the texts of a batch
+    with pytest.raises(ConfigError, match=r"has 9 tokens.* at most 6; legal with it: 9 or more"):
+        table({"instruction": _instructions("what is more than the model reads")})
+
+
+SHOWN = EnvSpec(
+    observation_shapes={"main_images": (32, 32, 3), "states": (3,)},
+    observation_dtypes={"main_images": "uint8", "states": "float32"},
+    action_kind="continuous",
+    action_dim=2,
+    action_low=(-1.0, -1.0),
+    action_high=(1.0, 1.0),
+    task_descriptions=("open the drawer", "close the large drawer quickly"),
+    max_episode_steps=8,
+)
+DENOISING = ("pi0", "pi05", "smolvla", "gr00t", "wall_oss")
+
+
+@pytest.mark.parametrize("kind", [*DENOISING, "openvla", "openvla_oft", "qwen_vl"])
+def test_policies_read_the_same_from_a_table_and_from_observations(kind):
+    pytest.importorskip("transformers")
+    steps = {"denoising_steps": 2} if kind in DENOISING else {}
+    config = REGISTRY.load(kind)(preset="tiny", num_action_chunks=1, value_head=(4,), **steps)
+    anew = replace(
+        SHOWN,
+        task_descriptions=(),
+        observation_shapes={**SHOWN.observation_shapes, "instruction": (256,)},
+        observation_dtypes={**SHOWN.observation_dtypes, "instruction": "uint8"},
+    )
+    known = replace(
+        SHOWN,
+        observation_shapes={**SHOWN.observation_shapes, "task_ids": ()},
+        observation_dtypes={**SHOWN.observation_dtypes, "task_ids": "int64"},
+    )
+    generator = torch.Generator().manual_seed(3)
+    rows = {
+        "main_images": torch.randint(0, 256, (1, 32, 32, 3), generator=generator).byte(),
+        "states": torch.randn(1, 3, generator=generator),
+    }
+    rows = {name: each.expand(2, *each.shape[1:]) for name, each in rows.items()}
+    texts = SHOWN.task_descriptions
+    found = []
+    for spec, told in (
+        (known, {"task_ids": torch.tensor([0, 1])}),
+        (anew, {"instruction": _instructions(*texts)}),
+    ):
+        policy = config.build(spec, value_dim=1, seed=0)
+        found.append(evaluated(policy, rows | told))
+    torch.testing.assert_close(found[0], found[1], atol=2e-5, rtol=1e-4)
+    assert not torch.allclose(found[1][0], found[1][1], atol=1e-4)
+
+
+def evaluated(policy, inputs):
+    """What recorded actions are worth to it, [B, ...], which depends on what it reads."""
+    count = len(inputs["states"])
+    noise = draw_noise(policy.imitation_noise, (count,), torch.Generator().manual_seed(1))
+    noise = {name: each[:1].expand_as(each) for name, each in noise.items()}
+    with torch.no_grad():
+        return policy.imitation_errors(
+            inputs | noise | {"raw_actions": torch.full((count, 1, 2), 0.25)}
+        )
 
 
 def test_tasks_that_read_the_same_are_refused():

@@ -19,7 +19,12 @@ from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.pi0.policy import PI0Policy
-from rlinf.models.vla.pi0.prompts import StatePrompts, published_encoder, tiny_encoder
+from rlinf.models.vla.pi0.prompts import (
+    StatePrompts,
+    published_encoder,
+    state_head,
+    tiny_encoder,
+)
 from tests.models.test_policies import env_spec
 from tests.models.vla.test_loading import PARITY
 
@@ -319,7 +324,7 @@ def test_another_type_is_refused(published: Path, kind: str) -> None:
 @pytest.mark.parametrize("tiny", [True, False])
 def test_the_state_is_told_as_written(published: Path, kind: str, tiny: bool) -> None:
     encoder = tiny_encoder() if tiny else published_encoder(published)
-    prompts = StatePrompts(["close_the\ndrawer "], encoder, limit=60, dim=3)
+    prompts = StatePrompts(encoder, prompts=[state_head("close_the\ndrawer ")], limit=60, dim=3)
     states = torch.tensor([[-1.0, 0.0, 1.0], [-3.0, 0.999, -0.99]])
     tokens, mask = prompts({"states": states}, states)
     for row, numbers in enumerate(("0 128 255", "0 255 1")):
@@ -329,7 +334,7 @@ def test_the_state_is_told_as_written(published: Path, kind: str, tiny: bool) ->
 
 def test_a_state_that_is_too_long_to_tell() -> None:
     with pytest.raises(ConfigError, match="state_in_prompt: false") as caught:
-        StatePrompts(["a"], tiny_encoder(), limit=20, dim=39)
+        StatePrompts(tiny_encoder(), prompts=[state_head("a")], limit=20, dim=39)
     assert caught.value.key == "model.max_prompt_tokens"
 
 

@@ -74,8 +74,8 @@ class GR00TPolicy(FlowPolicy):
     def _prompts(self, config: FlowConfig) -> PicturePrompts:
         path = config.tokenizer or config.path
         return PicturePrompts(
-            [prompt(text, self._shown) for text in self.texts],
-            tiny_encode if path is None else eagle_encode(path),
+            encode=tiny_encode if path is None else eagle_encode(path),
+            **self.prompts_of(lambda text: prompt(text, self._shown)),
             limit=config.max_prompt_tokens,
         )
 

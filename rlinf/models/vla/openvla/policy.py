@@ -61,8 +61,8 @@ class _OpenVLA(TokenPolicy):
         self.pixels = _Pixels(pixels, crop=config.center_crop)
         # What is small, and may be refused, goes before the weights.
         self.instructions = InstructionTable(
-            [_prompt(text) for text in self.texts],
-            _encode(config, self.tokens.first_id),
+            encode=_encode(config, self.tokens.first_id),
+            **self.prompts_of(_prompt),
             limit=config.max_prompt_tokens,
             padding=0,
             side="left",

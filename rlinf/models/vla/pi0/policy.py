@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
+from rlinf.models.vla.instructions import InstructionTable
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.config import PI05Config
 from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
@@ -19,8 +20,9 @@ from rlinf.models.vla.pi0.network import PI0Network, PI0Size, Prefix, Transforme
 from rlinf.models.vla.pi0.prompts import (
     TINY_VOCABULARY,
     StatePrompts,
-    plain_prompts,
+    plain_prompt,
     published_encoder,
+    state_head,
     tiny_encoder,
 )
 from rlinf.models.vla.preprocessing import side_by_side
@@ -53,8 +55,15 @@ class PI0Policy(FlowPolicy):
         self.tells_state = told and self.state_dim > 0
         limit = config.max_prompt_tokens
         if self.tells_state:
-            return StatePrompts(self.texts, encoder, limit=limit, dim=self.state_dim)
-        return plain_prompts(self.texts, encoder, limit=limit)
+            heads = self.prompts_of(state_head)
+            return StatePrompts(encoder, limit=limit, dim=self.state_dim, **heads)
+        return InstructionTable(
+            encode=encoder[0],
+            limit=limit,
+            padding=0,
+            side="right",
+            **self.prompts_of(plain_prompt),
+        )
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
         if config.path is None:

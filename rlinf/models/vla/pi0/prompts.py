@@ -13,6 +13,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.instructions import (
     Encode,
     InstructionTable,
+    Write,
     encoding,
     hashed_words,
     read_tokenizer,
@@ -48,13 +49,14 @@ def _cleaned(text: str) -> str:
     return text.strip().replace("_", " ").replace("\n", " ")
 
 
-def plain_prompts(
-    texts: Sequence[str], encoder: tuple[Encode, Encode], *, limit: int
-) -> InstructionTable:
+def plain_prompt(text: str) -> str:
     """π₀'s: the instruction and a line end."""
-    return InstructionTable(
-        [f"{_cleaned(text)}\n" for text in texts], encoder[0], limit=limit, padding=0, side="right"
-    )
+    return f"{_cleaned(text)}\n"
+
+
+def state_head(text: str) -> str:
+    """The beginning of one of π₀.₅'s."""
+    return f"Task: {_cleaned(text)}, State:"
 
 
 class StatePrompts(nn.Module):
@@ -64,7 +66,8 @@ class StatePrompts(nn.Module):
     there, so that it reads as if it were written without them.
 
     Args:
-        texts: Of each task.
+        prompts: Beginnings by :func:`state_head`, of each task.
+        free: See :class:`~rlinf.models.vla.instructions.InstructionTable`.
         encoder: See :func:`published_encoder`.
         limit: Tokens that a prompt may have.
         dim: D of the state.
@@ -75,7 +78,13 @@ class StatePrompts(nn.Module):
     tail: Tensor
 
     def __init__(
-        self, texts: Sequence[str], encoder: tuple[Encode, Encode], *, limit: int, dim: int
+        self,
+        encoder: tuple[Encode, Encode],
+        *,
+        prompts: Sequence[str],
+        limit: int,
+        dim: int,
+        free: Write | None = None,
     ) -> None:
         super().__init__()
         begin, more = encoder
@@ -88,12 +97,12 @@ class StatePrompts(nn.Module):
                 f"given; legal with it: {told + 1} or more, or state_in_prompt: false",
                 key="model.max_prompt_tokens",
             )
-        heads = [f"Task: {_cleaned(text)}, State:" for text in texts]
         self.heads = InstructionTable(
-            heads, begin, limit=limit, beside=told, padding=0, side="right"
+            prompts, begin, limit=limit, beside=told, padding=0, side="right", free=free
         )
-        example = [*begin(heads[0]), *pieces[7], *pieces[200], *more(tail)]
-        if begin(f"{heads[0]} 7 200{tail}") != example:
+        head = prompts[0] if free is None else state_head("open it")
+        example = [*begin(head), *pieces[7], *pieces[200], *more(tail)]
+        if begin(f"{head} 7 200{tail}") != example:
             raise ConfigError(
                 "the tokenizer joins numbers to what is around them, PaliGemma's does not",
                 key="model.tokenizer",

@@ -57,8 +57,8 @@ class QwenVLPolicy(OneByOne):
         vocabulary = int(parts.model.config.get_text_config().vocab_size)
         self.tokens = ActionTokens(vocabulary, BINS)
         self.instructions = InstructionTable(
-            [question(text) for text in self.texts],
-            parts.encode,
+            encode=parts.encode,
+            **self.prompts_of(question),
             limit=config.max_prompt_tokens,
             padding=0,
             side="left",

@@ -76,8 +76,10 @@ class SmolVLAPolicy(FlowPolicy):
     def _prompts(self, config: FlowConfig) -> nn.Module:
         path = config.tokenizer or config.path
         return InstructionTable(
-            [text if text.endswith("\n") else f"{text}\n" for text in self.texts],
-            tiny_encoder()[0] if path is None else encoding(read_tokenizer(path), special=True),
+            encode=tiny_encoder()[0]
+            if path is None
+            else encoding(read_tokenizer(path), special=True),
+            **self.prompts_of(lambda text: text if text.endswith("\n") else f"{text}\n"),
             limit=config.max_prompt_tokens,
             padding=0,
             side="right",

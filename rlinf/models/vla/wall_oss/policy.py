@@ -119,7 +119,9 @@ class WallOSSPolicy(FlowPolicy):
             (tiny_encode, _TINY) if config.path is None else _published_tokens(config)
         )
         return PicturePrompts(
-            [_prompt(text, names) for text in self.texts], encode, limit=config.max_prompt_tokens
+            encode=encode,
+            limit=config.max_prompt_tokens,
+            **self.prompts_of(lambda text: _prompt(text, names)),
         )
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> WallNetwork:

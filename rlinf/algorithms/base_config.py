@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
-from rlinf.config.registry import Registry, load_attribute
+from rlinf.config.registry import Registry, load_component
 
 if TYPE_CHECKING:
     from rlinf.algorithms.protocol import Algorithm
@@ -121,7 +121,10 @@ class AlgorithmConfig(StrictModel):
         config = self if family is None else self.of_family(family)
         if config._family is None:
             raise ValueError(f"whether {self.type} is to train actions or tokens is not known yet")
-        algorithm: Algorithm = load_attribute(self.implementation)(config, group_size=group_size)
+        from rlinf.algorithms.protocol import Algorithm
+
+        made = load_component(self.implementation, Algorithm)
+        algorithm: Algorithm = made(config, group_size=group_size)
         return algorithm
 
     @model_validator(mode="before")

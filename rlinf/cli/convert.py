@@ -1,4 +1,4 @@
-"""``rlinf convert policy SOURCE --to LAYOUT --out FILE``."""
+"""``rlinf convert policy SOURCE --to LAYOUT --out FILE``, ``rlinf convert run RUN --out DIR``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,44 @@ app = typer.Typer(
 )
 
 
-@app.callback()
-def _group() -> None:
-    """Keep the name of what is converted in the command, even while there is only one."""
+@app.command("run")
+def run(
+    source: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    *,
+    out: Annotated[Path, typer.Option(help="The directory; it must not exist yet.")],
+    debug: Debug = False,
+) -> None:
+    """Write the model that a run trained in the format of the model.path that it began from."""
+    from rlinf.cli.tasks import task_of_run
+    from rlinf.models.vla.config import PublishedConfig
+    from rlinf.models.vla.policy import VLAPolicy
+    from rlinf.models.vla.publishing import publish
+    from rlinf.runners.embodied_evaluation import TrainedPolicy
+    from rlinf.workers.config.acting import EvaluatedConfig
+
+    if out.exists():
+        raise ConfigError(f"--out = '{out}' exists; give a new directory")
+    check_file_writable(out, "--out", "exported")
+    task = task_of_run(source)
+    if not issubclass(task.config_class, EvaluatedConfig):
+        raise ConfigError(
+            f"the model that this run trained is a directory already: {source / 'model'}"
+        )
+    trained = TrainedPolicy(task, source)
+    config = trained.config.model
+    if not isinstance(config, PublishedConfig) or config.path is None:
+        raise ConfigError(
+            f"{source} did not begin from a published model, so there is no format to go back to; "
+            "nearest: policy.safetensors of the run",
+            key="model.path",
+        )
+    policy = trained.build(trained.env_spec())
+    assert isinstance(policy, VLAPolicy)
+    own = None if config.statistics_source == config.path else config.read_statistics()
+    found = publish(policy, config.path, out, own)
+    say(f"{out}: {found.trained} tensors of {trained.name}, {found.copied} as in {config.path}")
+    if found.left_out:
+        say(f"left out, as the format has no place for them: {', '.join(found.left_out)}")
 
 
 @app.command("policy")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,13 +31,14 @@ def _group() -> None:
 def show(path: _Set, debug: Debug = False) -> None:
     """Show the episodes, tasks and features of a set."""
     from rlinf.data.demonstrations import Demonstrations
-    from rlinf.data.lerobot.layout import INDICES, is_lerobot
+    from rlinf.data.lerobot.layout import INDICES, SUCCESS, is_lerobot
     from rlinf.data.lerobot.reader import LeRobotSet
 
     path = path.expanduser()
     if is_lerobot(path):
         found = LeRobotSet(path)
-        lengths, success = [each.length for each in found.episodes], found.success
+        lengths = [each.length for each in found.episodes]
+        success: Sequence[bool] | None = found.success if SUCCESS in found.features else None
         tasks = Counter(each.text for each in found.episodes)
         features = [(name, each.dtype, "×".join(map(str, each.shape)))
                     for name, each in found.features.items() if name not in INDICES]  # fmt: skip
@@ -44,7 +46,7 @@ def show(path: _Set, debug: Debug = False) -> None:
     else:
         ours = Demonstrations.load(path)
         lengths = [each.length for each in ours.episodes]
-        success, kind = tuple(each.success for each in ours.episodes), "rlinf"
+        success, kind = [each.success for each in ours.episodes], "rlinf"
         texts = ours.source.get("spec", {}).get("task_descriptions") or [""]
         first = [each.first for each in ours.episodes]
         ids = ours.observations.get("task_ids")
@@ -52,7 +54,8 @@ def show(path: _Set, debug: Debug = False) -> None:
         arrays = {**ours.observations, "actions": ours.actions, "rewards": ours.rewards}
         features = [(name, each.dtype.name, "×".join(map(str, each.shape[1:])))
                     for name, each in arrays.items()]  # fmt: skip
-    say(f"{path}: {kind}; {len(lengths)} episodes ({sum(success)} successful) of {min(lengths)} to "
+    good = "success is not recorded" if success is None else f"{sum(success)} successful"
+    say(f"{path}: {kind}; {len(lengths)} episodes ({good}) of {min(lengths)} to "
         f"{max(lengths)} steps, {sum(lengths)} together\n")  # fmt: skip
     show_table("tasks", ("task", "episodes"), [(text or "–", str(n)) for text, n in tasks.items()])
     show_table("features", ("feature", "type", "shape"), features)

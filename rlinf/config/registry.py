@@ -22,6 +22,24 @@ def load_attribute(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
+def load_component(reference: str, base: Any) -> Any:
+    """Import ``module:Class``, which makes a ``base`` of a section.
+
+    Raises:
+        ConfigError: It is no subclass of it, or leaves out methods of it.
+    """
+    found = load_attribute(reference)
+    name = f"{base.__module__}.{base.__qualname__}"
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise ConfigError(f"{reference} is no subclass of {name}", key="type")
+    missing = sorted(getattr(found, "__abstractmethods__", ()))
+    if missing:
+        raise ConfigError(
+            f"{reference} leaves out {', '.join(missing)}, which every {name} has", key="type"
+        )
+    return found
+
+
 @dataclass(frozen=True)
 class Registry(Generic[T]):
     """The components of one kind; a class is imported when it is asked for by name."""

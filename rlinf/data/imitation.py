@@ -10,7 +10,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -144,6 +144,8 @@ class SetOptions(StrictModel):
 
     only_successful: bool = True
     """Leave out episodes that did not succeed; a set that does not say is taken whole."""
+    episodes: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(default=None, min_length=1)
+    """Numbers of the episodes that count, from 0; null: all."""
     limit: int | None = Field(default=None, ge=1)
     """Take the first so many of these episodes alone; null: all."""
     observations: dict[str, str | tuple[str, ...]] = Field(default={})
@@ -193,18 +195,25 @@ class SetOptions(StrictModel):
         if other := sorted(self.tasks.keys() - set(texts)):
             why = f"no episode of {path} is of `{other[0]}`; {did_you_mean(other[0], texts)}"
             raise ConfigError(why, key="tasks")
-        _refuse_not_finite(path, {**columns, "actions": actions})
-        self._refuse_other_rate(path, rate, spec)
-        self._refuse_other_actions(path, actions, spec)
         chosen = self._chosen(path, _successes(found))
+        _refuse_not_finite(path, {**columns, "actions": actions}, {n: spans[n] for n in chosen})
+        self._refuse_other_rate(path, rate, spec)
+        learnt = [np.arange(first, first + count) for first, count in (spans[n] for n in chosen)]
+        self._refuse_other_actions(path, actions[np.concatenate(learnt)], spec)
         columns = _with_earlier(columns, steps, spans)
         return Recorded(columns, actions, tuple(spans[number] for number in chosen))
 
     def _chosen(self, path: Path, successes: Sequence[bool]) -> list[int]:
-        found = [n for n, good in enumerate(successes) if good or not self.only_successful]
+        wanted = range(len(successes)) if self.episodes is None else sorted({*self.episodes})
+        if wanted and wanted[-1] >= len(successes):
+            raise ConfigError(
+                f"{path} has no episode {wanted[-1]}; legal: 0 to {len(successes) - 1}",
+                key="episodes",
+            )
+        found = [n for n in wanted if successes[n] or not self.only_successful]
         if not found:
             raise ConfigError(
-                f"none of the {len(successes)} episodes in {path} succeeded; nearest: "
+                f"none of the {len(wanted)} episodes in {path} succeeded; nearest: "
                 "false, or other episodes",
                 key="only_successful",
             )
@@ -414,16 +423,25 @@ class _of_path:  # noqa: N801 - used as a function, as contextlib does
             error.key = "path"
 
 
-def _refuse_not_finite(path: Path, columns: Mapping[str, Column]) -> None:
+def _refuse_not_finite(
+    path: Path, columns: Mapping[str, Column], spans: Mapping[int, tuple[int, int]]
+) -> None:
+    """Of the episodes that are learnt from, (first row, length) by their numbers."""
     for name, column in columns.items():
         if not isinstance(column, np.ndarray) or column.dtype.kind != "f":
             continue  # pictures, which may lie in files
         good = np.asarray(np.isfinite(column.reshape(len(column), -1)).all(axis=1))
-        if not good.all():
+        if good.all():
+            continue
+        bad = {n: int((~good[first:][:length]).sum()) for n, (first, length) in spans.items()}
+        bad = {number: count for number, count in bad.items() if count}
+        if bad:
+            number = min(bad)
+            first, length = spans[number]
             raise ConfigError(
-                f"`{name}` of {path} holds a NaN or an infinity in {int((~good).sum())} of "
-                f"{len(good)} rows, first in row {int(np.argmin(good))}; record these episodes "
-                "again, or leave them out",
+                f"`{name}` of {path} holds a NaN or an infinity in {sum(bad.values())} rows of "
+                f"{len(bad)} episodes, first in step {int(np.argmin(good[first:][:length]))} of "
+                f"episode {number}; record them again, or name the others in `episodes`",
                 key="path",
             )
 

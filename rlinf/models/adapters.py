@@ -269,9 +269,12 @@ class LowRankLinear(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """[..., in] to [..., out]."""
-        low = functional.linear(features, self.lora_A)
-        update = functional.linear(low, self.lora_B) * self.lora_scale.to(low.dtype)
-        return functional.linear(features, self.weight, self.bias) + update
+        return functional.linear(features, self.weight, self.bias) + self.update(features)
+
+    def update(self, features: Tensor) -> Tensor:
+        """[..., in] to [..., out], s · B A x alone, in the number format of the features."""
+        low = functional.linear(features, self.lora_A.to(features.dtype))
+        return functional.linear(low, self.lora_B.to(low.dtype)) * self.lora_scale.to(low.dtype)
 
 
 def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rlinf.checkpoint.weights_file import MODEL, require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.config.registry import Registry, load_attribute
+from rlinf.config.registry import Registry, load_attribute, load_component
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 
@@ -69,9 +69,10 @@ class ModelConfig(StrictModel):
         ConfigError where it cannot deal with these observations or actions, or with the weights to
         begin with.
         """
-        policy: Policy = load_attribute(self.implementation)(
-            self, env_spec, value_dim=value_dim, seed=seed
-        )
+        from rlinf.models.policy import Policy
+
+        made = load_component(self.implementation, Policy)
+        policy: Policy = made(self, env_spec, value_dim=value_dim, seed=seed)
         if self.starting_weights is not None:
             from rlinf.models.policy_weights import load_initial_weights
 

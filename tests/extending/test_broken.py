@@ -6,12 +6,14 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from rlinf.cli.main import main
-from rlinf.config.registry import Registry
+from rlinf.config.registry import Registry, load_component
 from rlinf.errors import ConfigError
+from rlinf.models.policy import Policy
 from tests.packages import write_entry_points
 
 GROUPS = {
@@ -97,6 +99,28 @@ def test_the_projects_own_names_cannot_be_taken() -> None:
     assert registry.load("absent").__name__ == "OrderedDict"
     with pytest.raises(ConfigError, match="unknown thing `functoin`; did you mean `function`"):
         registry.load("functoin")
+
+
+class Half(Policy):
+    """Has some methods of a policy."""
+
+    def sample(self, observations: Any, noise: Any) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("collections:OrderedDict", r"is no subclass of rlinf\.models\.policy\.Policy"),
+        (f"{__name__}:Half", r"Half leaves out evaluate_actions, .*, which every rlinf"),
+    ],
+)
+def test_a_class_that_is_no_whole_policy_is_refused_by_what_it_lacks(
+    reference: str, told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told) as refused:
+        load_component(reference, Policy)
+    assert refused.value.key == "type"
 
 
 SECTIONS = """

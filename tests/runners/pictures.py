@@ -66,6 +66,34 @@ class ToldDot(Dot):
         return {**super()._seen(), "told": f"from the {side} move the dot to the middle"}
 
 
+class TwoViews(gymnasium.Env[Any, Any]):
+    """What the fixtures of ACT see and do: two pictures [32, 48, 3], states [5], actions [3]."""
+
+    metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - as gymnasium has it
+
+    def __init__(self, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        picture = spaces.Box(0, 255, (32, 48, 3), np.uint8)
+        parts = {"front": picture, "wrist": picture, "arm": spaces.Box(-4.0, 4.0, (5,))}
+        self.observation_space = spaces.Dict(parts)
+        self.action_space = spaces.Box(-4.0, 4.0, (3,), np.float32)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        return self._seen(), {}
+
+    def step(self, action: Any) -> Any:
+        return self._seen(), -float(np.square(action).sum()), False, False, {"is_success": False}
+
+    def render(self) -> Any:
+        return self.np_random.integers(1, 255, (32, 48, 3), np.uint8)
+
+    def _seen(self) -> dict[str, Any]:
+        arm = self.np_random.uniform(-1, 1, 5).astype(np.float32)
+        return {"front": self.render(), "wrist": self.render(), "arm": arm}
+
+
 gymnasium.register("Dot-v0", entry_point=Dot)
+gymnasium.register("TwoViews-v0", entry_point=TwoViews)
 gymnasium.register("ToldDot-v0", entry_point=ToldDot)
 gymnasium.register("BlindDot-v0", entry_point=BlindDot)

@@ -230,7 +230,11 @@ def test_recorded_observations_without_a_number_are_refused(
     assert main(["train", str(recipe), "--run-dir", str(tmp_path / "run")]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "`states` of" in told
-    assert "holds a NaN or an infinity in 1 of 40 rows, first in row 11" in told
+    assert "holds a NaN or an infinity in 1 rows of 1 episodes, first in step 3 of" in told
+    assert main(["train", str(recipe), "--dry-run", "data.episodes=[0,2,9]"]) == 2
+    assert "has no episode 9; legal: 0 to 4" in " ".join(capsys.readouterr().err.split())
+    others = ("data.episodes=[0,2,3]", "data.held_out=1")
+    assert imitate(tmp_path, *others).joinpath("policy.safetensors").is_file()
 
 
 def test_statistics_come_with_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,6 +282,32 @@ def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> N
     )
     actions = policy.sample(rows, None).actions
     assert not torch.equal(actions[0], actions[1])
+
+
+def test_a_run_goes_back_to_the_format_that_it_began_from(
+    imitated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = Path(__file__).parents[1] / "models" / "visuomotor" / "parity" / "act"
+    run = train(
+        tmp_path, "model.type=act", f"model.path={base}", "model.preset=null",
+        "model.cameras=[images.front, images.wrist]", "actor.lora.rank=2",
+        "env.train.options={id: 'tests.runners.pictures:TwoViews-v0'}",
+    )  # fmt: skip
+    out = tmp_path / "published"
+    assert main(["convert", "run", str(run), "--out", str(out)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "tensors of run step 1" in told
+    assert "left out, as the format has no place for them: log_std, value_head" in told
+    first, second = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    changed = [name for name, each in first.items() if not np.array_equal(each, second[name])]
+    assert any("decoder" in name for name in changed)
+    assert not any("backbone" in name for name in changed)
+    assert (out / "config.json").read_text() == (base / "config.json").read_text()
+    assert main(["convert", "run", str(run), "--out", str(out)]) == 2
+    assert "exists; give a new directory" in capsys.readouterr().err
+    began = str(imitated.parent)
+    assert main(["convert", "run", began, "--out", str(tmp_path / "other")]) == 2
+    assert "did not begin from a published model" in capsys.readouterr().err
 
 
 def test_weights_of_another_model_are_refused_before_anything_starts(

@@ -209,6 +209,11 @@ class LeRobotSet:
         expected = 0
         wanted: dict[Path, int] = {}
         for number, episode in enumerate(self.episodes):
+            if episode.length < 1:
+                raise ConfigError(
+                    f"{self.directory}: episode {number} has {episode.length} steps; nearest: a "
+                    "set without it, made with lerobot-edit-dataset"
+                )
             if episode.first != expected:
                 raise ConfigError(
                     f"{self.directory}: episode {number} begins at row {episode.first}, expected "

@@ -63,14 +63,15 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
     """
     found = translate(open_weights(source), [one for each in FAMILIES for one in each.layouts])
     family = next(each for each in FAMILIES if found.layout in each.layouts)
-    layout = family.layout(target)
     for needed in (EMBEDDING, _ACTIONS):
         if needed not in found.names:
             raise ConfigError(
                 f"{source} holds no whole {' or '.join(each.title for each in FAMILIES)}: there is "
-                f"no {needed}; the file of a run has what was trained alone",
+                f"no {needed}; the file of a run has what was trained alone; nearest: rlinf "
+                "convert run RUN",
                 key="path",
             )
+    layout = family.layout(target)
 
     def fill(name: str) -> Tensor:
         rows, columns = found.shape(EMBEDDING)[0], family.unused_width(found)

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from rlinf.checkpoint.weights import check_finite
+from rlinf.checkpoint.weights_file import POLICY_FILE
 from rlinf.errors import ConfigError
 
 _SHOWN = 5  # names listed per kind of difference
@@ -127,6 +128,8 @@ def open_weights(path: Path) -> Weights:
     file = path / "model.safetensors" if path.is_dir() else path
     if not file.is_file():
         held = f"neither model.safetensors nor {_INDEX}" if path.is_dir() else "no such file"
+        if (path / POLICY_FILE).is_file():
+            held += f"; nearest: {path / POLICY_FILE}, or rlinf convert run {path}"
         raise ConfigError(f"{path} holds no published weights: {held}", key="path")
     shapes = _header(file)
     return Weights(path, shapes, dict.fromkeys(shapes, file))
@@ -300,4 +303,5 @@ def load_published(
         strict=False,
         assign=True,
     )
+    vars(model)["published_layout"] = found.layout  # by which it is written back
     return found

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.models.adapters import LowRankLinear
 from rlinf.models.vla.gr00t.transformer import time_waves
 from rlinf.models.vla.pi0.network import (
     Attention,
@@ -206,6 +207,8 @@ class WallNetwork(nn.Module):
         mask = mask.expand(-1, 1, length, -1)
         hidden, _ = self.language(x, positions, mask, prefix.past, kind=ACTIONS)
         velocity = functional.linear(hidden.float(), self.action_out.weight.float())
+        if isinstance(self.action_out, LowRankLinear):
+            velocity = velocity + self.action_out.update(hidden.float())
         return velocity, hidden
 
 

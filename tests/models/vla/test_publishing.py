@@ -1,0 +1,146 @@
+"""Trained policies as directories in the format of those that they began from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+pytest.importorskip("transformers")
+
+from rlinf.errors import ConfigError
+from rlinf.models.adapters import AdapterConfig, adapt_policy
+from rlinf.models.policy import draw_noise
+from rlinf.models.vla.publishing import publish
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from tests.models.visuomotor import support as visuomotor
+from tests.models.vla import test_gr00t, test_smolvla, test_wall_oss
+
+
+def of_act(path: Path) -> Any:
+    return visuomotor.published("act", path, num_action_chunks=8)
+
+
+def whole(kind: str, path: Path) -> Path:
+    """The fixture with weights in float32, and without what is no part of a model."""
+    shutil.copytree(visuomotor.PARITY / kind, path, dirs_exist_ok=True)
+    (path / "io.safetensors").unlink()
+    file = path / "model.safetensors"
+    save_file({name: each.float() for name, each in load_file(file).items()}, file)
+    return path
+
+
+def of_diffusion(path: Path) -> Any:
+    return visuomotor.published("diffusion", path, num_action_chunks=4, repeat_observation=True)
+
+
+def of_smolvla(path: Path) -> Any:
+    from rlinf.models.config import REGISTRY
+
+    config = REGISTRY.load("smolvla")(
+        path=path, num_action_chunks=5, denoising_steps=4, train_expert_only=False
+    )
+    return config.build(test_smolvla.SEVEN, value_dim=1, seed=0)
+
+
+def made(tmp_path: Path, write: Callable[[Path], Path]) -> Path:
+    (tmp_path / "base").mkdir()
+    return write(tmp_path / "base")
+
+
+BASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
+    "act": (lambda path: whole("act", path), of_act),
+    "diffusion": (lambda path: whole("diffusion", path), of_diffusion),
+    "smolvla": (test_smolvla.published, of_smolvla),
+    "gr00t": (test_gr00t.published, test_gr00t.of_directory),
+    "wall_oss": (test_wall_oss.published, test_wall_oss.of_directory),
+}
+
+
+def moved(policy: Any) -> Any:
+    """With other weights in the network, by adapters as well."""
+    adapt_policy(policy, AdapterConfig(rank=2), seed=0)
+    generator = torch.Generator().manual_seed(5)
+    with torch.no_grad():
+        for each in policy.network.parameters():
+            each.add_(0.02 * torch.randn(each.shape, generator=generator).to(each.dtype))
+    return policy.eval()
+
+
+def acted(policy: Any) -> torch.Tensor:
+    """Most likely actions on random observations."""
+    generator = torch.Generator().manual_seed(2)
+    rows = {"states": torch.randn(2, policy.state_dim, generator=generator)}
+    for key, _ in (view for view in policy.views if view is not None):
+        rows[key] = torch.randint(0, 256, (2, *SIZES[key]), generator=generator).byte()
+    noise = draw_noise(policy.noise, (2,), generator)
+    with torch.no_grad():
+        return policy.sample(rows, noise).actions
+
+
+SIZES = {"main_images": (32, 48, 3), "wrist_images": (32, 48, 3)}
+
+
+@pytest.mark.parametrize("kind", BASES)
+def test_what_is_written_is_read_as_the_trained_policy(kind: str, tmp_path: Path) -> None:
+    write, build = BASES[kind]
+    base, out = made(tmp_path, write), tmp_path / "out"
+    before, policy = build(base).eval(), moved(build(base))
+    found = publish(policy, base, out, None)
+    again = build(out).eval()
+    assert found.trained > 20
+    torch.testing.assert_close(acted(again), acted(policy), atol=2e-4, rtol=1e-3)
+    assert not torch.allclose(acted(again), acted(before), atol=1e-2)
+    names = {str(file.relative_to(base)) for file in base.rglob("*") if file.is_file()}
+    assert {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()} == names
+    first, second = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
+    assert {name: (each.shape, each.dtype) for name, each in first.items()} == {
+        name: (each.shape, each.dtype) for name, each in second.items()
+    }
+
+
+def test_statistics_of_the_run_are_put_into_the_processors(tmp_path: Path) -> None:
+    base, out = made(tmp_path, BASES["act"][0]), tmp_path / "out"
+    policy = moved(of_act(base))
+    other = Statistics(mean=torch.full((3,), 0.25), std=torch.full((3,), 2.0))
+    publish(policy, base, out, ModelStatistics(other, None))
+    for file in out.glob("*processor.safetensors"):
+        held = load_file(file)
+        assert held["action.mean"].tolist() == [0.25] * 3
+        assert held["action.std"].tolist() == [2.0] * 3
+    for file in out.glob("*processor.safetensors"):
+        (base / file.name).unlink()
+    with pytest.raises(ConfigError, match=r"no file .*processor\.safetensors to put them in"):
+        publish(policy, base, tmp_path / "third", ModelStatistics(other, None))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
+
+
+def test_shards_stay_shards_and_other_weights_behind(tmp_path: Path) -> None:
+    base, out = made(tmp_path, BASES["act"][0]), tmp_path / "out"
+    whole = load_file(base / "model.safetensors")
+    names = sorted(whole)
+    where = {}
+    for number, part in enumerate((names[::2], names[1::2])):
+        file = f"model-0000{number + 1}-of-00002.safetensors"
+        save_file({name: whole[name] for name in part}, base / file)
+        where |= dict.fromkeys(part, file)
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    (base / "model.safetensors").unlink()
+    (base / "pytorch_model.bin").write_bytes(b"former weights")
+    policy = moved(of_act(base))
+    publish(policy, base, out, None)
+    assert {file.name for file in base.iterdir()} - {file.name for file in out.iterdir()} == {
+        "pytorch_model.bin"
+    }
+    torch.testing.assert_close(acted(of_act(out)), acted(policy), atol=2e-4, rtol=1e-3)
+    shutil.rmtree(out)
+    policy.network.register_buffer("more", torch.zeros(1))
+    with pytest.raises(ConfigError, match="no place for 1 tensors of the network, such as more"):
+        publish(policy, base, out, None)
+    assert not out.exists()

@@ -133,10 +133,13 @@ def check_model(  # noqa: PLR0917 - options of the command
         int | None, typer.Option(min=2, help="Instead, so many discrete actions to choose from.")
     ] = None,
     image_size: Annotated[int, typer.Option(help="Height and width of pictures.")] = 64,
+    run: Annotated[
+        Path | None, typer.Option(help="Instead, the environment that this run was trained in.")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Check that a policy keeps the policy protocol, in an environment of these shapes."""
-    from rlinf.envs.spec import EnvSpec
+    from rlinf.envs.spec import EnvSpec, written_spec
     from rlinf.models.config import REGISTRY, type_of_directory
 
     section: dict[str, object] = {"type": name}
@@ -163,6 +166,11 @@ def check_model(  # noqa: PLR0917 - options of the command
         task_descriptions=("push the button",),
         max_episode_steps=100,
     )
+    if run is not None:
+        found = written_spec(run.expanduser())
+        if found is None:
+            raise ConfigError(f"--run = '{run}' has no env_spec.json; give the directory of a run")
+        spec = found
     _show(f"model {name}", check_policy(config, spec))
 
 

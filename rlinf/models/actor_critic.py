@@ -266,8 +266,9 @@ def states_dim(env_spec: EnvSpec, *, needed_by: str) -> int:
     shape = env_spec.observation_shapes.get("states")
     if shape is None or len(shape) != 1:
         given = {name: tuple(shape) for name, shape in env_spec.observation_shapes.items()}
+        pictures = "" if needed_by == "squashed_mlp" else "; cnn reads pictures"
         raise ConfigError(
             f"model.type: {needed_by} reads the observation 'states' [D], but the environment "
-            f"gives {given}; use cnn for images, or let the environment give states"
+            f"gives {given}; nearest: let the environment give states{pictures}"
         )
     return int(shape[0])

@@ -15,6 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributed import FileStore  # type: ignore[attr-defined]
@@ -23,6 +24,7 @@ from torch.multiprocessing.spawn import start_processes
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.supervised import Supervised
 from rlinf.conformance import CheckResult, outcome, require
+from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
 from rlinf.models.adapters import adapt_policy, in_precision
@@ -85,7 +87,7 @@ def check_policy(
     ]  # fmt: skip
     if ranks:
         checks.append(_check_two_ranks)
-    if hasattr(config, "preset"):
+    if hasattr(config, "preset") and INSTRUCTION_KEY not in env_spec.observation_shapes:
         checks.insert(4, _check_padding)
     if subject.policy().imitates:
         checks.append(_check_imitation)
@@ -307,7 +309,10 @@ def _observations(spec: EnvSpec, rows: int) -> dict[str, Tensor]:
     generator, found = torch.Generator().manual_seed(5), dict[str, Tensor]()
     for name, shape in spec.observation_shapes.items():
         whole = (rows, *shape)
-        if spec.observation_dtypes[name] == "uint8":
+        if name == INSTRUCTION_KEY:
+            told = [instruction_bytes(f"push button {row}") for row in range(rows)]
+            found[name] = torch.from_numpy(np.stack(told))
+        elif spec.observation_dtypes[name] == "uint8":
             found[name] = torch.randint(0, 256, whole, dtype=torch.uint8, generator=generator)
         elif name == TASK_IDS:
             found[name] = torch.arange(rows) % len(spec.task_descriptions)

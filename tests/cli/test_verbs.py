@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import json
 import re
 import sys
 from collections.abc import Sequence
@@ -198,3 +199,24 @@ def test_a_policy_is_checked_for_the_kind_of_actions_that_it_gives(
 ) -> None:
     assert main(["check", "model", *words, "--image-size", "8"]) == 0
     assert "9 of 9 checks passed" in capsys.readouterr().out
+
+
+def test_a_policy_is_checked_in_the_environment_of_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = {
+        "observation_shapes": {"images.top": [16, 16, 3], "states": [4], "instruction": [256]},
+        "observation_dtypes": {"images.top": "uint8", "states": "float32", "instruction": "uint8"},
+        "action_kind": "continuous",
+        "action_dim": 3,
+        "action_low": [-2.0, -1.0, 0.0],
+        "action_high": [2.0, 1.0, 5.0],
+        "task_descriptions": [],
+        "max_episode_steps": 8,
+    }
+    (tmp_path / "env_spec.json").write_text(json.dumps(spec))
+    words = ["check", "model", "smolvla", "cameras=[images.top]", "max_prompt_tokens=64"]
+    assert main([*words, "--run", str(tmp_path)]) == 0
+    assert re.search(r"(\d+) of \1 checks passed", capsys.readouterr().out)
+    assert main([*words, "--run", str(tmp_path / "gone")]) == 2
+    assert "has no env_spec.json; give the directory of a run" in capsys.readouterr().err

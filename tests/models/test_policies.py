@@ -242,7 +242,7 @@ def test_several_cameras_and_views() -> None:
 @pytest.mark.parametrize(
     ("config", "spec", "message"),
     [
-        (MLPConfig(), {"observation_shapes": {"main_images": (36, 40, 3)}}, "use cnn for images"),
+        (MLPConfig(), {"observation_shapes": {"main_images": (36, 40, 3)}}, "cnn reads pictures"),
         (CNNConfig(), {"observation_shapes": {"states": (5,)}}, "use mlp for states"),
         (CNNConfig(), {"observation_shapes": {"main_images": (16, 16, 3)}}, "use larger images"),
         (

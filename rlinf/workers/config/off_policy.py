@@ -145,6 +145,8 @@ class OffPolicyConfig(ActingConfig):
         yield from self.algorithm.model_problems(self.model)
         if self.model.q_implementation is None:
             why = f"{self.model.type} has no Q functions"
+            if self.model.type.endswith("cnn"):
+                why += ", as no model that is trained from pictures"
             near = "steered" if self.model.denoises else "squashed_mlp"
             yield illegal("model.type", why, hint=f"nearest: {near}")
         if self.model.steers and self.actor.lora is not None:

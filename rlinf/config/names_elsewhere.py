@@ -43,6 +43,8 @@ _NAMES = {
     "checkpoint.interval": "save_freq save_steps save_interval checkpoint_interval",
     "checkpoint.keep_last": "save_total_limit max_ckpt_to_keep max_actor_ckpt_to_keep",
     "data": "dataset",
+    "data.chat_template": "custom_chat_template chat_template_path",
+    "data.chat_template_kwargs": "apply_chat_template_kwargs",
     "data.path": "repo_id dataset_name dataset_path",
     "data.files.train": "train_files train_data_paths",
     "data.files.validation": "val_files val_data_paths",

@@ -5,16 +5,22 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
 from pydantic import Field, model_validator
 
 from rlinf.config.component import Component, illegal
 from rlinf.data.pictures import PictureReader, Pictures
-from rlinf.data.prompts.config import Part, RecordFilesConfig, TextSourceConfig, raw_items
+from rlinf.data.prompts.config import (
+    ChatTemplateConfig,
+    Part,
+    RecordFilesConfig,
+    TextSourceConfig,
+    raw_items,
+)
 from rlinf.data.prompts.dataset import (
     BATCH,
     PromptTokenizer,
@@ -41,7 +47,7 @@ class ExampleFilesConfig(RecordFilesConfig):
         return self.answer_key or self.prompt_key, None
 
 
-class TextExamplesConfig(TextSourceConfig):
+class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
     """Where prompts and their answers come from, and how they become tokens."""
 
     files: ExampleFilesConfig | None = None
@@ -160,7 +166,7 @@ class TextExamplesConfig(TextSourceConfig):
         reader: PictureReader | None,
     ) -> TextExamples:
         if self.apply_chat_template:
-            require_template(tokenizer)
+            require_template(tokenizer, self)
         elif tokenizer.eos_token_id is None:
             raise ConfigError(
                 "the tokenizer has no token that ends a text, which is to follow each answer; name "
@@ -193,10 +199,11 @@ class TextExamplesConfig(TextSourceConfig):
         notes: Notes,
     ) -> Iterator[TextExample]:
         texts: list[tuple[str, PicturedPrompt, str, str]] = []
+        told = self.template_arguments
         for item in raw:
             try:
                 seen = PicturedPrompt(item, reader)
-                texts.append((item.where, seen, *self._texts(seen.content, item, tokenizer)))
+                texts.append((item.where, seen, *self._texts(seen.content, item, tokenizer, told)))
             except UnusableRecordError as error:
                 notes.add("broken", item.where, error)
         if not texts:
@@ -227,7 +234,11 @@ class TextExamplesConfig(TextSourceConfig):
                 yield TextExample(*tokens, pictures)
 
     def _texts(
-        self, content: str | Sequence[Message], item: RawPrompt, tokenizer: PromptTokenizer
+        self,
+        content: str | Sequence[Message],
+        item: RawPrompt,
+        tokenizer: PromptTokenizer,
+        told: Mapping[str, Any],
     ) -> tuple[str, str]:
         """Text of the prompt, and what follows it."""
         answer = item.answer
@@ -242,8 +253,8 @@ class TextExamplesConfig(TextSourceConfig):
         if not isinstance(answer, str):
             raise UnusableRecordError(f"the answer is a text, not {type(answer).__name__}")
         if self.apply_chat_template:
-            prompt = conversation(tokenizer, content)
-            text = conversation(tokenizer, content, said=answer)
+            prompt = conversation(tokenizer, content, told)
+            text = conversation(tokenizer, content, told, said=answer)
             if not text.startswith(prompt):  # generation would not continue it like this
                 raise UnusableRecordError(
                     "the chat template does not continue the prompt by the answer"

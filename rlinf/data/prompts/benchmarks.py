@@ -121,7 +121,8 @@ class BenchmarkConfig(EncodingConfig):
         return dataset
 
     def check(self) -> None:
-        """Look for the file."""
+        """Look for the files."""
+        super().check()
         check_file(self.path, "path")
 
     def _refuse_broken(self, notes: Notes) -> None:

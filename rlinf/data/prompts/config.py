@@ -39,6 +39,10 @@ Part = Literal["train", "validation"]
 LongPrompts = Literal["skip", "truncate", "refuse"]
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 DEFAULT_MAX_BROKEN = 100
+_OWN_ARGUMENTS = {
+    "conversation", "chat_template", "tokenize", "add_generation_prompt", "return_dict",
+    "return_tensors", "continue_final_message",
+}  # fmt: skip
 
 
 def check_file(path: Path, key: str) -> None:
@@ -160,7 +164,48 @@ class FilesConfig(RecordFilesConfig):
         return self.answer_key, self.level_key
 
 
-class EncodingConfig(StrictModel):
+class ChatTemplateConfig(StrictModel):
+    """How messages become one text."""
+
+    only_with: ClassVar = {
+        "chat_template": "apply_chat_template: true",
+        "chat_template_kwargs": "apply_chat_template: true",
+    }
+
+    apply_chat_template: bool = False
+    """Whether messages, or a text as what a user says, are written by a template."""
+    chat_template: Path | None = None
+    """File of the template, in Jinja; null: that of the tokenizer."""
+    chat_template_kwargs: dict[str, Any] = Field(default={})
+    """What the template is told beside the messages, as `enable_thinking: false` of Qwen3."""
+
+    @model_validator(mode="after")
+    def _check_arguments(self) -> Self:
+        taken = sorted(self.chat_template_kwargs.keys() & _OWN_ARGUMENTS)
+        if taken:
+            why = f"names {taken[0]}, which is said here already"
+            raise illegal("chat_template_kwargs", why, hint="leave it out")
+        return self
+
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """What a tokenizer is told beside the messages."""
+        if self.chat_template is None:
+            return dict(self.chat_template_kwargs)
+        try:
+            text = self.chat_template.expanduser().read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = f"{self.chat_template} cannot be read: {error}"
+            raise ConfigError(why, key="chat_template") from error
+        return {"chat_template": text, **self.chat_template_kwargs}
+
+    def check(self) -> None:
+        """Look for the template."""
+        super().check()
+        _ = self.template_arguments
+
+
+class EncodingConfig(ChatTemplateConfig):
     """How prompts become tokens."""
 
     apply_chat_template: bool = False

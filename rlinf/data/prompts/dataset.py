@@ -24,7 +24,7 @@ from rlinf.data.prompts.prompt_files import (
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rlinf.data.prompts.config import EncodingConfig
+    from rlinf.data.prompts.config import ChatTemplateConfig, EncodingConfig
 
 BATCH = 1024
 """Texts that are tokenised at a time."""
@@ -134,17 +134,17 @@ class PromptTokenizer(Protocol):
         ...
 
     def apply_chat_template(
-        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool
+        self, conversation: Any, *, tokenize: bool, add_generation_prompt: bool, **more: Any
     ) -> Any:
         """The text of a conversation."""
         ...
 
 
-def require_template(tokenizer: PromptTokenizer) -> None:
-    """ConfigError where a tokenizer has no chat template."""
-    if not tokenizer.chat_template:
+def require_template(tokenizer: PromptTokenizer, config: ChatTemplateConfig) -> None:
+    """ConfigError where neither the tokenizer nor the section has a chat template."""
+    if not tokenizer.chat_template and config.chat_template is None:
         raise ConfigError(
-            "the tokenizer has no chat template; write false, or add one to its folder",
+            "the tokenizer has no chat template; write false, or name one in chat_template",
             key="apply_chat_template",
         )
 
@@ -159,13 +159,15 @@ def unknown_token(tokenizer: PromptTokenizer) -> int | None:
 def conversation(
     tokenizer: PromptTokenizer,
     content: str | Sequence[Mapping[str, str]],
+    told: Mapping[str, Any],
     *,
     said: str | None = None,
 ) -> str:
     """The text of messages, or of what a user says, in the chat template.
 
-    It ends where the assistant begins, or with what it ``said``. UnusableRecordError where the
-    template refuses the messages.
+    It ends where the assistant begins, or with what it ``said``; what is ``told`` is that of
+    :attr:`ChatTemplateConfig.template_arguments`. UnusableRecordError where the template refuses
+    the messages.
     """
     from jinja2 import TemplateError
 
@@ -175,7 +177,7 @@ def conversation(
     try:
         return str(
             tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=said is None
+                messages, tokenize=False, add_generation_prompt=said is None, **told
             )
         )
     except TemplateError as error:
@@ -194,7 +196,7 @@ def encode_prompts(
     """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out, and
     ``reader`` looks at the pictures."""
     if config.apply_chat_template:
-        require_template(tokenizer)
+        require_template(tokenizer, config)
     fitted = list(islice(_fitted(raw, tokenizer, config, notes, reader), limit))
     if len(fitted) == limit:
         notes.counts["beyond_limit"] += len(raw) - fitted[-1].number - 1
@@ -234,13 +236,14 @@ def _fitted(
 ) -> Iterator[_Fitted]:
     """Every prompt that can be kept."""
     unknown, most = unknown_token(tokenizer), config.max_prompt_length
+    told = config.template_arguments if config.apply_chat_template else None
     for start in range(0, len(raw), BATCH):
         texts: dict[int, str] = {}
         pictured: dict[int, PicturedPrompt] = {}
         for number, item in enumerate(raw[start : start + BATCH], start):
             try:
                 pictured[number] = PicturedPrompt(item, reader)
-                texts[number] = _text(pictured[number].content, tokenizer, config)
+                texts[number] = _text(pictured[number].content, tokenizer, told)
             except UnusableRecordError as error:
                 notes.add("broken", item.where, error)
         if not texts:
@@ -270,10 +273,10 @@ def _fitted(
 
 
 def _text(
-    content: str | Sequence[Message], tokenizer: PromptTokenizer, config: EncodingConfig
+    content: str | Sequence[Message], tokenizer: PromptTokenizer, told: Mapping[str, Any] | None
 ) -> str:
-    if config.apply_chat_template:
-        return conversation(tokenizer, content)
+    if told is not None:
+        return conversation(tokenizer, content, told)
     if not isinstance(content, str):
         raise UnusableRecordError("messages need apply_chat_template: true")
     return content

@@ -243,6 +243,43 @@ def test_a_tokenizer_without_chat_template_is_an_error(tokenizer, write, monkeyp
         build(tokenizer, [write("a.jsonl", sums(1))], apply_chat_template=True)
 
 
+TEMPLATE = (
+    "{% for each in messages %}[{{ each.content }}]{% endfor %}"
+    "{% if add_generation_prompt %}{% if enable_thinking %}think:{% endif %}say:{% endif %}"
+)
+
+
+def test_a_template_of_ones_own_with_what_it_is_told(tokenizer, write, tmp_path, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", None)
+    path = write("a.jsonl", sums(1))
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
+    own = {"apply_chat_template": True, "chat_template": str(tmp_path / "chat.jinja")}
+    (prompt,) = build(tokenizer, [path], **own).train
+    assert prompt.text == "[0+1=]say:"
+    told = {"chat_template_kwargs": {"enable_thinking": True}}
+    (prompt,) = build(tokenizer, [path], **own, **told).train
+    assert prompt.text == "[0+1=]think:say:"
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE)
+    (prompt,) = build(tokenizer, [path], apply_chat_template=True, **told).train
+    assert prompt.text == "[0+1=]think:say:"
+
+
+@pytest.mark.parametrize(
+    ("section", "message"),
+    [
+        ({"chat_template": "gone.jinja"}, r"chat_template: gone\.jinja cannot be read"),
+        ({"chat_template_kwargs": {"tokenize": True}}, "names tokenize, which is said here"),
+        (
+            {"apply_chat_template": False, "chat_template_kwargs": {"a": 1}},
+            "has no effect without apply_chat_template: true",
+        ),
+    ],
+)
+def test_a_template_that_cannot_be_used_is_refused(tokenizer, write, section, message):
+    with pytest.raises(ConfigError, match=message):
+        build(tokenizer, [write("a.jsonl", sums(1))], **{"apply_chat_template": True, **section})
+
+
 def test_messages_that_the_template_refuses_are_broken(tokenizer, write, monkeypatch):
     template = "{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}1+1="
     monkeypatch.setattr(tokenizer, "chat_template", template)

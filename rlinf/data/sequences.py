@@ -122,6 +122,7 @@ class PromptGroup:
         completions: G completions in the order of their seeds.
         scores: G scores, or None before the reward stage.
         pictures: Those among the tokens of the prompt.
+        columns: What else the reward is given.
     """
 
     prompt_id: int
@@ -131,6 +132,7 @@ class PromptGroup:
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...] | None = None
     pictures: Pictures = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def scored(self, scores: tuple[Score, ...]) -> PromptGroup:
         """The same group with its rewards, one for each completion."""

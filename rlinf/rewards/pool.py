@@ -222,9 +222,9 @@ class _Batch:
         self.outputs: dict[int, RewardOutput] = {}
         for job, sample in enumerate(samples):
             try:
-                json.dumps(sample.answer)
+                json.dumps([sample.answer, dict(sample.columns)])
             except (TypeError, ValueError, RecursionError) as error:
-                why = f"the answer of the prompt is no JSON: {error}"
+                why = f"the answer of the prompt, or a column, is no JSON: {error}"
                 self.outputs[job] = RewardOutput.invalid("", "exception", why)
             else:
                 self.waiting.append(job)

@@ -33,6 +33,7 @@ class RewardInput:
         num_tokens: Sampled tokens of the completion.
         stop_reason: Why it ended; ``length`` where the token limit cut it off.
         answer: Reference of the prompt, as the data set gives it: any JSON.
+        columns: What else `data.files.columns` takes of the prompt's record, by key.
     """
 
     prompt: str
@@ -40,6 +41,7 @@ class RewardInput:
     num_tokens: int
     stop_reason: StopReason = "stop"
     answer: Any = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,6 +79,7 @@ class CarryBook(GroupBook):
                 answer=scored.answer,
                 completions=scored.completions,
                 pictures=scored.pictures,
+                columns=scored.columns,
             )
         for group in list(self._open.values()):
             if _oldest_version(group.completions) < oldest:

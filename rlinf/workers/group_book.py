@@ -71,6 +71,7 @@ class OpenGroup:
         prompt_tokens: [P] int64.
         answer: Reference of the reward.
         pictures: Those among the tokens of the prompt.
+        columns: What else the reward is given.
         completions: G of them: ended, interrupted (``abort``), or None where not begun.
     """
 
@@ -80,6 +81,7 @@ class OpenGroup:
     answer: Any
     completions: tuple[Completion | None, ...]
     pictures: Pictures = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -100,6 +102,7 @@ class OpenGroup:
             answer=self.answer,
             completions=tuple(found for found in self.completions if found is not None),
             pictures=self.pictures,
+            columns=self.columns,
         )
 
 
@@ -205,6 +208,7 @@ class GroupBook(ABC):
                 answer=prompt.answer,
                 completions=(None,) * self._size,
                 pictures=prompt.pictures,
+                columns=prompt.columns,
             )
             for draw, prompt in prompts
         ]

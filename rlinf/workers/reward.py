@@ -98,6 +98,7 @@ class RewardWorker(StageWorker):
                 num_tokens=len(completion.sampled_tokens),
                 stop_reason=completion.stop_reason,
                 answer=group.answer,
+                columns=group.columns,
             )
             for text, completion in zip(texts, group.completions, strict=True)
         ]

@@ -39,6 +39,30 @@ def _keys(own: Path) -> tuple[str, ...]:
     return (*OWN, f"model.path={own / 'model'}", f"data.files={{train: [{own / 'prompts.jsonl'}]}}")
 
 
+def test_a_reward_function_reads_further_columns(own: Path, tmp_path: Path) -> None:
+    lines = [
+        {"prompt": "312", "solutions": "123", "source": name, "weight": {"of": number}}
+        for number, name in enumerate(["easy", "hard"] * 4)
+    ]
+    (tmp_path / "told.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    (tmp_path / "own.py").write_text(
+        "def score(sample):\n"
+        "    easy = sample.columns['source'] == 'easy'\n"
+        "    return 10.0 * easy + sample.columns['weight.of']\n"
+    )
+    files = f"train: [{tmp_path / 'told.jsonl'}], columns: [source, weight.of]"
+    function = f"{{type: function, function: '{tmp_path / 'own.py'}:score'}}"
+    run = train(
+        tmp_path, *OWN, f"model.path={own / 'model'}", f"data.files={{{files}}}",
+        f"reward.functions={{mine: {function}}}", "rollout.prompts=8",
+        "runner.completions_kept=8", "data.shuffle=false",
+    )  # fmt: skip
+    kept = [json.loads(line) for line in (run / "completions" / "1.jsonl").open()]
+    wanted = [10.0 * (number % 2 == 0) + number for number in range(8)]
+    size = len(kept) // 8
+    assert [line["reward"] for line in kept[::size]] == wanted
+
+
 def test_a_tokenizer_needs_no_padding_token(own: Path, tmp_path: Path) -> None:
     padded = train(tmp_path / "padded", *_keys(own))
     path = own / "model" / "tokenizer_config.json"

@@ -29,6 +29,7 @@ from rlinf.data.prompts.prompt_files import (
     Notes,
     RawPrompt,
     check_records,
+    columns_of,
     raw_prompt,
     read_prompts,
 )
@@ -109,6 +110,11 @@ class RecordFilesConfig(StrictModel, ABC):
         return self.validation, self.validation_limit
 
     @property
+    def other_columns(self) -> tuple[str, ...]:
+        """Keys of what else a prompt carries."""
+        return ()
+
+    @property
     @abstractmethod
     def other_keys(self) -> tuple[str, str | None]:
         """Keys of answer and, if there is one, level."""
@@ -123,6 +129,8 @@ class RecordFilesConfig(StrictModel, ABC):
         answer, level = self.other_keys
         key = self.image_key
         found = raw_prompt(where, record, self.prompt_key, answer, level, pictured=key is not None)
+        if self.other_columns:
+            found = replace(found, columns=columns_of(record, self.other_columns))
         if key is None:
             return found
         return replace(found, pictures=sources_of(record.get(key), key, folder))
@@ -157,6 +165,13 @@ class FilesConfig(RecordFilesConfig):
     for. A text or number becomes a list of one. `a.b` is the key `b` in what `a` holds."""
     level_key: str | None = None
     """Key of a whole number that says how difficult the prompt is; null: none."""
+    columns: tuple[str, ...] = ()
+    """Further keys, as `data_source`, whose values reward functions find in `sample.columns`."""
+
+    @property
+    def other_columns(self) -> tuple[str, ...]:
+        """Those of rewards."""
+        return self.columns
 
     @property
     def other_keys(self) -> tuple[str, str | None]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -41,6 +41,7 @@ class Prompt:
         answer: What the reward is given.
         level: Level of difficulty, or None.
         pictures: Those among the tokens.
+        columns: What else the reward is given.
     """
 
     prompt_id: int
@@ -49,6 +50,7 @@ class Prompt:
     answer: Any
     level: int | None = None
     pictures: Pictures = ()
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.tokens.flags.writeable = False
@@ -94,12 +96,12 @@ class PromptDataset:
 
     @cached_property
     def sha256(self) -> str:
-        """SHA-256, in hex, of texts, pictures, tokens, answers and levels: equal contents, equal
-        hash."""
+        """SHA-256, in hex, of texts, pictures, tokens, answers, levels and columns."""
         digest = hashlib.sha256(b"rlinf-prompts/1\n")
         for prompt in self.prompts:
             text, *seen = prompt.content
             content = [text, prompt.tokens.tolist(), prompt.answer, prompt.level, *seen]
+            content += [dict(prompt.columns)] if prompt.columns else []
             line = json.dumps(content, sort_keys=True, separators=(",", ":"), default=repr)
             digest.update(line.encode() + b"\n")
         return digest.hexdigest()
@@ -214,6 +216,7 @@ def encode_prompts(
             answer=raw[each.number].answer,
             level=raw[each.number].level,
             pictures=each.pictures,
+            columns=raw[each.number].columns,
         )
         for i, each in enumerate(fitted)
     )

@@ -9,7 +9,7 @@ import csv
 import io
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ PICTURE_MARK = "<image>"
 """In a text the place of a picture."""
 _SHOWN = 5  # records that are named; the rest is counted
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
 
 Taker = Callable[[str, Mapping[str, Any], Path], "RawPrompt"]
@@ -43,6 +43,7 @@ class RawPrompt:
         answer: What the reward is given.
         level: Level of difficulty, or None.
         pictures: What its pictures are read from; None: prompts have none.
+        columns: What else of its record the reward is given.
     """
 
     where: str
@@ -50,6 +51,7 @@ class RawPrompt:
     answer: Any
     level: int | None = None
     pictures: tuple[bytes | Path, ...] | None = None
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -285,6 +287,12 @@ def raw_prompt(
     )
 
 
+def columns_of(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+    """What a record holds under keys; UnusableRecordError where it lacks one. null is a value."""
+    nothing = {key for key in keys if key in record and record[key] is None}
+    return {key: None if key in nothing else _value(record, key) for key in keys}
+
+
 def _value(record: Mapping[str, Any], key: str) -> Any:
     first, dot, rest = key.partition(".")
     if key not in record and dot and isinstance(record.get(first), Mapping):
@@ -314,7 +322,9 @@ def _message(value: Any, key: str, pictured: bool) -> Message:
         value = {**value, "content": _joined(value["content"], key, pictured)}
     if not isinstance(value["role"], str) or not isinstance(value["content"], str):
         raise UnusableRecordError(f"`{key}`: role and content are texts")
-    return {name: _text(value[name], f"{key}.{name}") for name in ("role", "content")}
+    told = {name: _text(value[name], f"{key}.{name}") for name in ("role", "content")}
+    # What else a message has is the template's: who says it, calls of tools.
+    return {**{name: each for name, each in value.items() if each is not None}, **told}
 
 
 def _joined(parts: list[Any], key: str, pictured: bool) -> str:

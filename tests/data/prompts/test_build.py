@@ -127,6 +127,27 @@ def test_chat_template_takes_texts_and_messages(tokenizer, write):
     assert "messages need apply_chat_template: true" in plain.report.examples[0]
 
 
+def test_further_columns_are_kept_for_rewards_and_further_fields_for_the_template(
+    tokenizer, write, monkeypatch
+):
+    template = "{% for m in messages %}{{ m.get('name', 'no') }}:{{ m.content }}{% endfor %}"
+    monkeypatch.setattr(tokenizer, "chat_template", template)
+    talk = [{"role": "user", "content": "1+1", "name": "ann", "calls": None}]
+    record = {"prompt": talk, "solutions": "2", "source": "gsm", "extra": {"split": 1, "no": None}}
+    path = write("a.jsonl", [record, {**record, "source": None}])
+    columns = {"columns": ["source", "extra.split"]}
+    first, second = build(tokenizer, [path], files=columns, apply_chat_template=True).train
+    assert first.text == "ann:1+1"
+    assert dict(first.columns) == {"source": "gsm", "extra.split": 1}
+    assert dict(second.columns) == {"source": None, "extra.split": 1}
+    plain = build(tokenizer, [path], apply_chat_template=True).train
+    assert plain[0].columns == {}
+    found = build(tokenizer, [path], files=columns, apply_chat_template=True).train
+    assert plain.sha256 != found.sha256
+    with pytest.raises(ConfigError, match="has no key `sorce`; did you mean `source`"):
+        build(tokenizer, [path], files={"columns": ["sorce"]}, apply_chat_template=True)
+
+
 BROKEN = {
     b"": "no reason, a blank line is none",
     b"{": "no JSON",

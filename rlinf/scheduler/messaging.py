@@ -38,6 +38,7 @@ class Messaging:
 
     def __init__(self) -> None:
         self.__peer_infos: dict[str, WorkerInfo] = {}
+        self.__heard: set[str] = set()
         self.__in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
 
     def send(  # noqa: PLR0917 - the published signature
@@ -76,6 +77,7 @@ class Messaging:
         """Receive the next object from a worker; ``(object, payload)`` if the sender piggybacked.
 
         Raises:
+            ValueError: A running group has no such rank.
             WorkerDiedError: The sender died.
             WaitTimeout: Nothing came within the deadline.
         """
@@ -259,6 +261,9 @@ class Messaging:
             value = process.decode(reply.payloads[0])
             return value if piggyback is None else (value, piggyback)
 
+        if peer not in self.__heard:
+            process.ask_driver("registry.refuse_stranger", peer)
+            self.__heard.add(peer)
         future = process.mailbox.receive((own, peer, "pair"))
         work = AsyncWork(future, f"a message from {peer}", finish, future.cancel)
         if async_op:

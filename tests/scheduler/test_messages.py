@@ -118,6 +118,16 @@ def test_mixed_tensor_and_object_calls_are_named(shared):
     sending.wait()
 
 
+def test_a_rank_that_a_running_group_lacks_is_refused_by_both_sides(shared):
+    group = shared(Talker)
+    for call in (
+        lambda: group.execute_on(1).receive_from(NAME, 7),
+        lambda: group.execute_on(1).send_to_peer("x", NAME, 7),
+    ):
+        with pytest.raises(ValueError, match=f"no worker '{NAME}:7': .*has ranks 0-2"):
+            call().wait(timeout=20)
+
+
 def test_chained_work(shared):
     group = shared(Talker)
     call = group.execute_on(1).chained(NAME, 0)

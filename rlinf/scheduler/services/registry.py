@@ -79,8 +79,8 @@ class RegistryService:
         self._ports: dict[tuple[int, int], str] = {}
         self._pins: dict[tuple[str, Hashable], str] = {}
         for name in (
-            "add_group", "remove_group", "group", "register", "lookup", "info", "started",
-            "launch", "take_port", "add_channel", "remove_channel", "pin",
+            "add_group", "remove_group", "group", "register", "lookup", "refuse_stranger", "info",
+            "started", "launch", "take_port", "add_channel", "remove_channel", "pin",
         ):  # fmt: skip
             endpoint.register(f"registry.{name}", getattr(self, name))
         endpoint.register("registry.alive", self._workers.__contains__)
@@ -141,18 +141,23 @@ class RegistryService:
         if name in self._dead:
             raise WorkerDiedError(f"worker '{name}' died: {self._dead[name]}")
         record = self._workers.get(name)
-        group, _, rank = name.partition(":")
-        if record is None and group in self._groups and rank.isdecimal():
-            raise SchedulerValueError(
-                f"there is no worker '{name}': group '{group}' has ranks "
-                f"0-{len(self._groups[group].worker_names) - 1}"
-            )
+        self.refuse_stranger(name)
         if record is not None and record.address is not None:
             return record.address
         future: Future[Reply] = Future()
         waiting = record.waiting if record else self._unknown.setdefault(name, [])
         waiting.append(future)
         return future
+
+    def refuse_stranger(self, name: str) -> None:
+        """Refuse, by a SchedulerValueError, a rank that a running group does not have."""
+        group, _, rank = name.partition(":")
+        known = name in self._workers or name in self._dead
+        if not known and group in self._groups and rank.isdecimal():
+            raise SchedulerValueError(
+                f"there is no worker '{name}': group '{group}' has ranks "
+                f"0-{len(self._groups[group].worker_names) - 1}"
+            )
 
     def info(self, name: str) -> WorkerInfo | None:
         """What is known of a worker, None for an unknown one."""

@@ -176,12 +176,21 @@ def check_model(  # noqa: PLR0917 - options of the command
 
 @app.command("demonstrations")
 def check_demonstrations(
-    path: Annotated[Path, typer.Argument(help="Directory, as `rlinf record` writes it.")],
+    path: Annotated[
+        Path, typer.Argument(help="Directory, as `rlinf record` or lerobot writes it.")
+    ],
     debug: Debug = False,
 ) -> None:
     """Check that a set of recorded episodes is whole and can be learnt from."""
     from rlinf.data.demonstrations import Demonstrations, check_set
+    from rlinf.data.lerobot.layout import is_lerobot
 
+    if is_lerobot(path.expanduser()):
+        from rlinf.data.lerobot.reader import LeRobotSet
+        from rlinf.data.lerobot.set_check import check_lerobot_set
+
+        _show(f"demonstrations {path}", check_lerobot_set(LeRobotSet(path.expanduser())))
+        return
     found = Demonstrations.load(path.expanduser())  # compares the hash
     say(f"{found}; {', '.join(f'{k} {v}' for k, v in found.source.items() if k != 'spec')}")
     _show(f"demonstrations {path}", check_set(found))

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from rlinf.data.lerobot.reader import LeRobotSet
+from rlinf.data.lerobot.set_check import check_lerobot_set
 from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.errors import ConfigError
 
 from .sets import recorded
 
-pytest.importorskip("pyarrow")
+pyarrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("av")
 MAIN, WRIST = "observation.images.main", "observation.images.wrist_1"
 
@@ -165,3 +169,27 @@ def test_what_a_set_does_not_have_is_named(written: Path, tmp_path: Path) -> Non
         LeRobotSet(tmp_path)
     with pytest.raises(FileExistsError):
         write_lerobot(recorded(), written / "image", fps=20)
+
+
+@pytest.mark.parametrize("pictures", ["image", "video"])
+def test_a_set_is_checked_for_what_cannot_be_learnt_from(tmp_path: Path, pictures: Any) -> None:
+    whole = recorded()
+    write_lerobot(whole, tmp_path / "good", fps=20, pictures=pictures)
+    found = check_lerobot_set(LeRobotSet(tmp_path / "good"))
+    assert [each.passed for each in found] == [True] * 5, found
+    dark = {"main_images": np.zeros_like(whole.observations["main_images"])}
+    failed = [replace(each, success=False) for each in whole.episodes]
+    bad = replace(whole, observations={**whole.observations, **dark}, episodes=tuple(failed))
+    write_lerobot(bad, tmp_path / "bad", fps=20, pictures=pictures)
+    (file,) = (tmp_path / "bad" / "data").rglob("*.parquet")
+    table = parquet.read_table(file)
+    rows = table.column("observation.state").to_pylist()
+    rows[11][1] = float("nan")
+    number = table.column_names.index("observation.state")
+    field = table.schema.field(number)
+    parquet.write_table(table.set_column(number, field, pyarrow.array(rows, field.type)), file)
+    told = {each.name: each.detail for each in check_lerobot_set(LeRobotSet(tmp_path / "bad"))
+            if not each.passed}  # fmt: skip
+    assert told.keys() == {"numbers", "pictures", "success"}
+    assert "first in step 2 of episode 1" in told["numbers"]
+    assert "`observation.images.main` is black" in told["pictures"]

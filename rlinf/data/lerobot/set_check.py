@@ -1,0 +1,69 @@
+"""What ``rlinf check demonstrations`` looks at in a LeRobot set, whose rows were compared when it
+was opened."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from rlinf.conformance import CheckResult, outcome, require
+from rlinf.data.lerobot.layout import INDICES, SUCCESS
+from rlinf.data.lerobot.pictures import VideoPictures
+from rlinf.data.lerobot.reader import LeRobotSet
+from rlinf.errors import ConfigError
+
+
+def check_lerobot_set(found: LeRobotSet) -> list[CheckResult]:
+    """Run every check on a set."""
+    checks = (_check_episodes, _check_numbers, _check_pictures, _check_tasks, _check_success)
+    return [outcome(f.__name__.removeprefix("_check_"), f, found, (ConfigError,)) for f in checks]
+
+
+def _check_episodes(found: LeRobotSet) -> str:
+    lengths = [each.length for each in found.episodes]
+    return f"{len(lengths)} of {min(lengths)} to {max(lengths)} steps, {found.fps:g} a second"
+
+
+def _check_numbers(found: LeRobotSet) -> str:
+    names = [
+        name
+        for name, each in found.features.items()
+        if not each.pictured and each.dtype != "string" and name not in INDICES
+    ]
+    for name in names:
+        good = np.isfinite(found.vectors(name)).all(axis=1)
+        for number, each in enumerate(found.episodes):
+            own = good[each.first :][: each.length]
+            require(
+                own.all(),
+                f"`{name}` holds a NaN or an infinity, first in step {int(np.argmin(own))} of "
+                f"episode {number}",
+            )
+    return f"{', '.join(names)}: all finite"
+
+
+def _check_pictures(found: LeRobotSet) -> str:
+    cameras = [name for name, each in found.features.items() if each.pictured]
+    ends = [row for each in found.episodes for row in (each.first, each.first + each.length - 1)]
+    for name in cameras:
+        pictures = found.pictures(name)
+        if isinstance(pictures, VideoPictures):
+            pictures.check()
+        seen = pictures[np.unique(ends)]
+        require(seen.any(), f"`{name}` is black in the first and last frame of every episode")
+    if not cameras:
+        return "none"
+    return f"{', '.join(cameras)}: the first and last frame of every episode can be read"
+
+
+def _check_tasks(found: LeRobotSet) -> str:
+    lacking = [number for number, each in enumerate(found.episodes) if not each.text.strip()]
+    require(not lacking, f"episode {lacking[0] if lacking else ''} is of no task")
+    return f"{len({each.text for each in found.episodes})} in words"
+
+
+def _check_success(found: LeRobotSet) -> str:
+    if SUCCESS not in found.features:
+        return "not recorded"
+    good = sum(found.success)
+    require(good, "no episode succeeded")
+    return f"{good} of {len(found.episodes)} episodes succeeded"

@@ -76,9 +76,7 @@ class GymnasiumEnv(SimulatorEnv):
             if "keyword argument" not in str(error):
                 raise
             raise ConfigError(str(error).splitlines()[0], key="options.kwargs") from error
-        rate = self._env.metadata.get("render_fps")
-        if isinstance(rate, (int, float)) and rate > 0:
-            self.control_rate = float(rate)  # a frame is drawn after every action
+        self.control_rate = _control_rate(self._env)
         leaves = dict(_leaves(self._env.observation_space))
         self._instruction = _instruction(options.id, leaves)
         pictures = [path for path, space in leaves.items() if _is_picture(space)]
@@ -228,6 +226,17 @@ def _made(options: GymnasiumOptions) -> Any:
         if "'render_mode'" not in str(error).splitlines()[0]:
             raise
     return gymnasium.make(options.id, **given)
+
+
+def _control_rate(env: Any) -> float | None:
+    """Actions per second: as a frame is drawn after every action, the frames. Those of gymnasium's
+    classic tasks are others, which have the seconds of a step."""
+    inner = env.unwrapped
+    if type(inner).__module__.startswith("gymnasium.envs.classic_control"):
+        step = getattr(inner, "dt", None) or getattr(inner, "tau", None)
+        return None if step is None else 1.0 / step
+    rate = env.metadata.get("render_fps")
+    return float(rate) if isinstance(rate, (int, float)) and rate > 0 else None
 
 
 def _explain(error: ValueError, method: str, returned: str) -> None:

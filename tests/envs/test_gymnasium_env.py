@@ -254,7 +254,11 @@ def test_a_text_is_the_instruction_and_the_frame_rate_that_of_the_environment():
     assert seen["states"].shape == (2,)
     assert seen["instruction"].shape == INSTRUCTION_SHAPE
     assert env.observation_space["instruction"].contains(seen["instruction"])
-    assert GymnasiumEnv(GymnasiumOptions(id="Pendulum-v1")).control_rate == 30.0
+    rates = {"Pendulum-v1": 20.0, "CartPole-v1": 50.0, "MountainCar-v0": None}
+    for name, rate in rates.items():
+        assert GymnasiumEnv(GymnasiumOptions(id=name)).control_rate == rate
+    dot = GymnasiumOptions(id="tests.runners.pictures:Dot-v0")
+    assert GymnasiumEnv(dot).control_rate == 10.0
     two = {"told": spaces.Text(20), "said": spaces.Text(20)}
     with pytest.raises(ConfigError, match=r"several texts \((told, said|said, told)\)"):
         build(spaces.Dict(two), spaces.Discrete(2))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlinf.config.load import LoadedRecipe, load_recipe
+from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
@@ -29,13 +30,22 @@ def task_of(recipe: LoadedRecipe) -> AnyTask:
         return REGISTRY.load(name)
     where = recipe.source_of("task")
     if name is None:
-        raise ConfigError(f"{where}: `task` is missing; known: {', '.join(known)}")
+        raise ConfigError(
+            f"{where}: `task` is missing; known: {', '.join(known)}{_foreign(recipe.data)}"
+        )
     raise ConfigError(f"task = {name!r} ({where}): unknown task; {did_you_mean(str(name), known)}")
 
 
 def task_of_run(source: Path) -> AnyTask:
     """Return the task of a run, from its directory or one of its checkpoints."""
     return task_of(load_recipe(str(config_of_run(source)), []))
+
+
+def _foreign(data: Mapping[str, Any]) -> str:
+    """What keys that other projects have are called here, where a recipe has some."""
+    found = {key: names_here(key) for key in data}
+    told = [f"`{key}` is {' or '.join(ours[:2])}" for key, ours in found.items() if ours]
+    return f". Of another project? Here {', '.join(told)}" if told else ""
 
 
 def config_of_run(source: Path) -> Path:

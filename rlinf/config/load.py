@@ -90,6 +90,8 @@ def find_recipe(name_or_path: str, beside: Path | None = None) -> Path:
         ready = recipes_directory() / f"{name}{suffix}"
         if ready.is_file():
             return ready
+    if path.is_file() and path.suffix == ".json":  # which is YAML, too
+        return path
     if path.is_file():
         raise ConfigError(f"recipe file '{name_or_path}' must end in .yaml")
     if path.is_dir():

@@ -153,6 +153,10 @@ FILES: list[tuple[str, list[str]]] = [
     ("base: quickstart\nseed: [1\n", ["bad.yaml", "not readable as YAML"]),
     ("- seed\n", ["bad.yaml", "must be a mapping"]),
     ("seed: 3\n", ["`task` is missing"]),
+    (
+        "policy: {type: act}\nsteps: 9\n",
+        ["`task` is missing", "`policy` is model, `steps` is runner."],
+    ),
     ("task: embodied\n", ["bad.yaml: ", "env: is required", "model: "]),
     (
         "base: quickstart\nenv:\n  train: {options: {camera: front}}\n",

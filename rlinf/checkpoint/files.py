@@ -40,7 +40,8 @@ def write_atomic(path: Path, data: bytes) -> None:
         write_durable(temporary, data)
         os.replace(temporary, path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what went wrong counts
+            temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
 

@@ -79,15 +79,20 @@ def evaluate(
         require_serving("--server")
         require_server(server)
     task = _task_of(source, path, other, overrides or [])
+    from rlinf.runners.evaluation import run_of
 
+    check_writable(run_of(path), "run directory")
+
+    from rlinf.monitor.run_directory import showing_warnings
     from rlinf.runners.evaluation import Server
     from rlinf.runners.evaluation import evaluate as evaluate_run
 
     through = None if server is None else Server(server, token)
-    evaluate_run(
-        task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
-        compare=other, server=through,
-    )  # fmt: skip
+    with showing_warnings():
+        evaluate_run(
+            task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
+            compare=other, server=through,
+        )  # fmt: skip
 
 
 def _check_spec(spec: Path, episodes: int | None) -> None:

@@ -111,7 +111,10 @@ def check_writable(directory: Path, key: str) -> None:
     if not existing.is_dir():
         raise ConfigError(f"{key} = '{directory}': {existing} is a file, not a directory")
     option = key if key.startswith("--") else "--run-dir"
-    _try_to_write(existing, f"{key} = '{directory}'", f"give another directory with {option}")
+    instead = f"give another directory with {option}"
+    if (directory / CONFIG_FILE).is_file():
+        instead = "make it writable, or go on with a copy of it"
+    _try_to_write(existing, f"{key} = '{directory}'", instead)
 
 
 def check_file_writable(path: Path, option: str, example: str = "page.html") -> None:

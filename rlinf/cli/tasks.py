@@ -41,6 +41,23 @@ def task_of_run(source: Path) -> AnyTask:
     return task_of(load_recipe(str(config_of_run(source)), []))
 
 
+def of_other_types(config: Path, overrides: Sequence[str]) -> list[str]:
+    """The overrides of a run's configuration, in which every default is written: a component of
+    another type begins without the keys of the one that it replaces."""
+    data, found = load_recipe(str(config), []).data, list[str]()
+    for each in overrides:
+        key, _, value = each.partition("=")
+        section, _, last = key.rpartition(".")
+        present: Any = data
+        for part in section.split("."):
+            present = present.get(part) if isinstance(present, Mapping) else None
+        of_type = present.get("type") if isinstance(present, Mapping) else None
+        if last == "type" and of_type not in (None, value) and f"~{section}" not in overrides:
+            found.append(f"~{section}")
+        found.append(each)
+    return found
+
+
 def _foreign(data: Mapping[str, Any]) -> str:
     """What keys that other projects have are called here, where a recipe has some."""
     found = {key: names_here(key) for key in data}

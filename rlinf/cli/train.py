@@ -91,14 +91,15 @@ def resume(
     debug: Debug = False,
 ) -> None:
     """Continue a run from its newest good checkpoint."""
-    from rlinf.cli.tasks import read_config, require_training
+    from rlinf.cli.tasks import of_other_types, read_config, require_training
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
     from rlinf.runners.evaluation import origin_of
 
     path = find_run(run)
     check_writable(path, "run directory")
-    task, recipe, config = read_config(str(path / CONFIG_FILE), overrides or [])
+    file = path / CONFIG_FILE
+    task, recipe, config = read_config(str(file), of_other_types(file, overrides or []))
     require_training(task, run)
     config, origin = at_absolute_paths(config), origin_of(task, path)
     origin.refuse_other_config(config, task.changeable, why="a resumed run")

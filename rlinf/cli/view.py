@@ -68,8 +68,12 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)
-    kept = run / PLAN_FILE
-    plan: Plan = Plan.load(kept) if kept.is_file() else config.plan
+    kept, plan = run / PLAN_FILE, config.plan
+    if kept.is_file():
+        try:
+            plan = Plan.load(kept)
+        except ConfigError as error:
+            complain(f"{error}; shown is the plan of the configuration", label="warning")
     metrics = run / METRICS_FILE
     lines = read_metrics(metrics) if metrics.is_file() else []
     timeline = run / "timeline.json"

@@ -158,9 +158,19 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
         return task.startswith(("Fetch", "HandReach"))
 
 
+@dataclass(frozen=True)
+class PushTOptions(TaskOptions):
+    """Options of the ``pusht`` env type."""
+
+    images: bool = False
+    """Show a picture [96, 96, 3] and where the disc is, as the set `lerobot/pusht` does; otherwise
+    ``states`` [5] say where the T is, too."""
+
+
 class PushTEnv(GymnasiumTask):
     """A disc that pushes a T onto its outline, in the plane; success is 95 % of it covered."""
 
+    Options = PushTOptions
     name = "pusht"
     example: ClassVar[dict[str, Any]] = {"task": "gym_pusht/PushT-v0"}
     tasks = ("gym_pusht/PushT-v0",)
@@ -179,6 +189,11 @@ class PushTEnv(GymnasiumTask):
         self._block: Any = None
         inner: Any = self._env.unwrapped
         inner._get_coverage = self._coverage
+
+    @classmethod
+    def arguments(cls, options: Any) -> dict[str, Any]:
+        """What it shows."""
+        return {"obs_type": "pixels_agent_pos"} if options.images else {}
 
     def _given(self, action: Any) -> Any:
         """Two floats: the simulator counts with them ten times, and NumPy is slow for so few."""
@@ -255,9 +270,18 @@ class XArmEnv(GymnasiumTask):
         super().close()
 
 
+@dataclass(frozen=True)
+class AlohaOptions(TaskOptions):
+    """Options of the ``aloha`` env type."""
+
+    states: bool = False
+    """Show the 14 joints and grippers beside the picture, as the sets `lerobot/aloha_sim_…` do."""
+
+
 class AlohaEnv(GymnasiumTask):
     """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
 
+    Options = AlohaOptions
     name = "aloha"
     example: ClassVar[dict[str, Any]] = {"task": "gym_aloha/AlohaTransferCube-v0"}
     never_black = ("main_images",)
@@ -271,6 +295,11 @@ class AlohaEnv(GymnasiumTask):
         libraries={"libEGL.so.1": "libegl1"},
         variables={"MUJOCO_GL": "egl"},
     )
+
+    @classmethod
+    def arguments(cls, options: Any) -> dict[str, Any]:
+        """What it shows."""
+        return {"obs_type": "pixels_agent_pos"} if options.states else {}
 
 
 class FrankaSimEnv(GymnasiumTask):

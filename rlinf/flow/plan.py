@@ -143,7 +143,8 @@ class Plan(StrictModel):
         data = read_yaml(text, str(path))[0]
         if "components" not in data:
             beside = Path(path).with_name(PLAN_FILE)
-            nearest = f"; nearest: {beside}" if beside.is_file() else ""
+            there = beside.is_file() and beside != path
+            nearest = f"; nearest: {beside}" if there else ""
             raise ConfigError(f"'{path}' is no plan: it has no key `components`{nearest}")
         return validate(cls, data, f"plan '{path}'")
 

@@ -193,10 +193,19 @@ def _entries(path: Path) -> Iterator[dict[str, float]]:
             entry = json.loads(line)
         except ValueError:
             entry = None
-        if isinstance(entry, dict) and "step" in entry:
+        if isinstance(entry, dict) and type(entry.get("step")) is int and _numeric(entry):
             yield entry
         else:
             logger.warning("Line %d of %s is damaged and passed over.", number, path)
+
+
+def _numeric(entry: Mapping[str, Any]) -> bool:
+    try:
+        for value in entry.values():
+            float(value)
+    except (TypeError, ValueError):
+        return False
+    return True
 
 
 def _whole_lines(path: Path) -> Iterator[bytes]:

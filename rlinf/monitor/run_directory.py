@@ -113,6 +113,7 @@ class RunDirectory:
         if not (path / CONFIG_FILE).is_file():
             raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
         _check_writable(path)
+        _check_kinds(path)
         run = cls(path)
         for directory in (run.checkpoints, run.evaluations):
             directory.mkdir(exist_ok=True)
@@ -128,8 +129,14 @@ class RunDirectory:
 
     @property
     def end(self) -> Any:
-        """See :meth:`note_end`; None where the run has not come to an end."""
-        return json.loads(self._end.read_bytes()) if self._end.is_file() else None
+        """See :meth:`note_end`; None where the run has not come to an end, and ``{}`` where what it
+        said of that is damaged."""
+        if not self._end.is_file():
+            return None
+        try:
+            return json.loads(self._end.read_bytes())
+        except ValueError:
+            return {}
 
     def discard(self) -> None:
         """Leave nothing behind of a run that never began.
@@ -197,6 +204,17 @@ def _make(path: Path) -> list[Path]:
     return made
 
 
+def _check_kinds(path: Path) -> None:
+    """Refuse a file where a directory belongs, and the reverse."""
+    for name in ("checkpoints", "evaluations", "videos", "completions"):
+        if (path / name).exists() and not (path / name).is_dir():
+            raise UserError(f"{path / name} is a file, where a run has a directory: move it away")
+    for name in (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", "end.json",
+                 "env_spec.json", "origin.json"):  # fmt: skip
+        if (path / name).is_dir():
+            raise UserError(f"{path / name} is a directory, where a run has a file: move it away")
+
+
 def _check_writable(path: Path) -> None:
     # Asking for permissions is not enough: the file system may be full or mounted for reading.
     try:
@@ -255,6 +273,17 @@ def _let_go() -> None:
 
 
 os.register_at_fork(after_in_child=_let_go)
+
+
+@contextmanager
+def showing_warnings() -> Iterator[None]:
+    """Show the project's warnings as a run shows them."""
+    logger, handler = logging.getLogger("rlinf"), _ScreenHandler(logging.WARNING)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
 
 
 @contextmanager

@@ -41,7 +41,15 @@ class Origin:
     def load(cls, run: Path) -> Origin | None:
         """Of the run in a directory; None where none was written down."""
         file = run / ORIGIN_FILE
-        return cls(**json.loads(file.read_bytes())) if file.is_file() else None
+        if not file.is_file():
+            return None
+        try:
+            return cls(**json.loads(file.read_bytes()))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(
+                f"{file} is damaged ({error}): put back a copy of it, or delete it, after which "
+                "changes of what the run trains are not found any more"
+            ) from error
 
     def save(self, run: Path) -> None:
         """Write it to the directory of the run."""

@@ -211,6 +211,9 @@ def read_events(path: Path | str) -> list[Event]:
 
 def read_timeline(path: Path | str) -> list[dict[str, Any]]:
     """The lines of a trace file, also of one that was not closed or was cut off."""
-    text = Path(path).read_text(encoding="utf-8")
-    lines = text.rpartition("\n")[0].splitlines()[1:]
-    return [json.loads(line.rstrip(",")) for line in lines]
+    text = Path(path).read_text(encoding="utf-8", errors="replace")
+    found = []
+    for line in text.rpartition("\n")[0].splitlines()[1:]:
+        with suppress(ValueError):  # damaged
+            found.append(json.loads(line.rstrip(",")))
+    return found

@@ -48,7 +48,8 @@ class Acting(PlayingTask[ActingT]):
     }
     changeable = (
         "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.start",
-        "evaluation.stop_at_success", "evaluation.video_episodes", "checkpoint", "logger",
+        "evaluation.stop_at_success", "evaluation.video_episodes", "weight_sync",
+        "checkpoint", "logger",
     )  # fmt: skip
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("env-steps", "env/steps", ",.0f"),

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
+from rlinf.checkpoint.files import is_disk_full
 from rlinf.config.dump import to_data
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.data.specifications import HashedSpec, SpecifiedResult
 from rlinf.data.specifications import compare as compare_results
-from rlinf.errors import CheckpointError, ConfigError
+from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import CONFIG_FILE
 from rlinf.monitor.run_origin import Origin
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from rlinf.checkpoint.contents import Checkpoint
     from rlinf.runners.groups import Groups
 
+log = logging.getLogger(__name__)
 SpecT = TypeVar("SpecT", bound=HashedSpec)
 ResultT = TypeVar("ResultT", bound=SpecifiedResult)
 
@@ -69,9 +73,11 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         if spec is None:
             return None
         stem = self.stem(purpose)
-        spec.save(directory / f"{stem}_spec.json")
+        with _without_room():
+            spec.save(directory / f"{stem}_spec.json")
         result = self.play(groups, spec, name)
-        result.save(directory / f"{stem}_step_{step:08d}.json")
+        with _without_room():
+            result.save(directory / f"{stem}_step_{step:08d}.json")
         metrics = self.metrics(result)
         return Evaluated(metrics, score=self.score(result, metrics), text=str(result))
 
@@ -79,6 +85,17 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         """By what the best weights are kept, higher is better; the success rate."""
         del result
         return metrics["eval/success"]
+
+
+@contextmanager
+def _without_room() -> Iterator[None]:
+    """Go on where the disk is full: what an evaluation found is logged as well."""
+    try:
+        yield
+    except OSError as error:
+        if not is_disk_full(error):
+            raise
+        log.warning("The disk is full: %s is not written. Free some space.", error.filename)
 
 
 # -- runs that are there ------------------------------------------------------------------------
@@ -213,8 +230,12 @@ def _evaluate_one(
         result = evaluator.play(groups, spec, name)
         stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{'' if served is None else '_served'}"
         file = run / "evaluations" / f"{stem}.json"
-        result.save(file)
-        print(f"{name}: {result}\nwritten to {file}", flush=True)
+        print(f"{name}: {result}", flush=True)
+        try:
+            result.save(file)
+        except OSError as error:
+            raise RunFailure(f"the result is not written to {file}: {error.strerror}") from error
+        print(f"written to {file}", flush=True)
         film = run / "videos" / f"{stem}.mp4"
         written = evaluator.film(groups, film, at_least=1) if video else None
         if written is not None:

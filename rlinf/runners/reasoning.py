@@ -35,7 +35,14 @@ class Reasoning(Task[ReasoningConfig]):
         "actor": "rlinf.workers.language_actor:LanguageActorWorker",
         "critic": "rlinf.workers.critic:CriticWorker",
     }
-    changeable = ("runner", "cluster", "validation.val_check_interval", "checkpoint", "logger")
+    changeable = (
+        "runner",
+        "cluster",
+        "weight_sync",
+        "validation.val_check_interval",
+        "checkpoint",
+        "logger",
+    )
     changeable_evaluation = ("validation", "data.files.validation")
     figures = AnswerCounts.figures
 

@@ -15,7 +15,7 @@ from typing import Any
 from rlinf.checkpoint.contents import Checkpoint, Parts
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
-from rlinf.errors import CheckpointError
+from rlinf.errors import CheckpointError, UserError
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import SwitchFailure
@@ -233,7 +233,7 @@ class Run:
         """Draw the learning curve, and say where it is."""
         try:
             print(f"learning curve: {write_learning_curve(self.directory.path)}", flush=True)
-        except OSError as error:  # the run itself is done
+        except (OSError, UserError) as error:  # the run itself is done
             log.warning("no learning curve: %s", error)
 
     def _open(self, stack: ExitStack) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextvars import ContextVar
@@ -21,6 +21,7 @@ from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
 from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.services.mailbox import MailboxService
+from rlinf.scheduler.services.silent_workers import SilentWorkers
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
 
@@ -58,6 +59,7 @@ class Process:
         self.mailbox = MailboxService(self.endpoint)
         self.waits = WaitTable(self.endpoint)
         self.failed_calls = FailedCalls()
+        self.silent_workers = SilentWorkers()
         self.channels = ChannelService(self.endpoint)
         self.mailbox.on_death = self.channels.remove_getters
         self._deferred: deque[Future[Any]] = deque()
@@ -111,14 +113,19 @@ class Process:
                 return future.result()
             raise self._timed_out(what, self._report())
 
-    def wait_watching(self, done_within: Callable[[float], bool], seconds: float) -> bool:
-        """Wait for so many seconds at most, and raise a call that failed if the wait is in vain."""
+    def wait_watching(
+        self, done_within: Callable[[float], bool], seconds: float, workers: Sequence[str] = ()
+    ) -> bool:
+        """Wait for so many seconds at most, perhaps for some workers; raise a call that failed if
+        the wait is in vain, and WaitTimeout where a worker does not answer for the deadline."""
         end = time.monotonic() + seconds
         while not done_within(min(seconds, self.look_seconds)):
             seconds = end - time.monotonic()
             if seconds <= 0:
                 return False
             self.failed_calls.check(current_worker_name(), self._report)
+            if workers and self.runtime != "local":
+                self.silent_workers.check(workers, self._report, self.deadline_seconds)
         return True
 
     async def wait_async(self, future: Future[Any], what: str) -> Any:

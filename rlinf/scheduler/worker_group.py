@@ -381,7 +381,7 @@ class WorkerGroupFuncResult:
         left = math.inf if end is None else max(end - time.monotonic(), 0.0)
         with process.waits.waiting(current_worker_name(), f"{self._method} of {names}"):
             done_within = partial(_one_done, calls)
-            if process.wait_watching(done_within, min(process.deadline_seconds, left)):
+            if process.wait_watching(done_within, min(process.deadline_seconds, left), names):
                 return
             if left < process.deadline_seconds:
                 raise WaitTimeout(

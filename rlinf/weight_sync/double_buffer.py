@@ -106,7 +106,7 @@ class BlockWriter:
             self.close()
             raise WeightSyncError(
                 f"no shared memory for {size} bytes of weights ({error.strerror}); give the "
-                "machine or container more, or use type `bucket`"
+                "machine or container more, or go on with weight_sync.type=bucket"
             ) from error
         self._block.numbers[_PUBLISHED] = first
 

@@ -44,7 +44,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
             raise WeightSyncError(
                 f"shared memory reaches {MOST_READERS} receivers on the node of the sender, and "
                 f"{f'receivers {away} are on others' if away else f'there are {len(requests)}'}; "
-                "use type `bucket` or `patch`"
+                "nearest: weight_sync.type=bucket, or patch"
             )
         layout = lay_out(weights, agreed_dtypes(weights, requests))
         writer = self._writer_for(layout)

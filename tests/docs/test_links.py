@@ -42,6 +42,8 @@ SECTIONS = {key.partition(".")[0] for key in KEYS}
 OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks them itself
 OWN_KEYS = (
     "cluster.component_placement.",
+    "data.observations.",
+    "data.tasks.",
     "cluster.residency.",
     "reward.functions.",
     "rollout.agent.tools.",

@@ -39,6 +39,8 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
       for states, camera, steps in ((True, "gripperPOV", 1), (False, "topview", 2))),
     ("panda_gym", {"task": "PandaStackJoints-v3"}, 2),
     ("pusht", {"task": "gym_pusht/PushT-v0"}, 2),
+    ("pusht", {"task": "gym_pusht/PushT-v0", "images": True}, 2),
+    ("aloha", {"task": "gym_aloha/AlohaInsertion-v0", "states": True}, 1),
     ("robosuite", {"task": "TwoArmLift", **PICTURES, "camera": "robot1_eye_in_hand"}, 2),
     ("robosuite", {"task": "Wipe", **PICTURES, "robot": "UR5e", "camera": "sideview"}, 1),
     ("robosuite", {"task": "PickPlace", **PICTURES, "dense_reward": False}, 1),

@@ -127,14 +127,24 @@ def test_killed_at_twenty_moments(tmp_path: Path, task: Task, runtime: str, vict
     kill_and_resume(task, tmp_path, runtime, kills=20, steps=56, victim=victim)
 
 
-def test_the_first_interrupt_commits_and_ends_cleanly(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("runtime", "number"),
+    [
+        ("local", signal.SIGINT),
+        pytest.param("ray", signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param("ray", signal.SIGTERM, marks=pytest.mark.slow),
+    ],
+)
+def test_the_first_interrupt_commits_and_ends_cleanly(
+    tmp_path: Path, runtime: str, number: signal.Signals
+) -> None:
     recipe = str(write_recipe(tmp_path))
-    options = overrides("local", 400)
+    options = overrides(runtime, 400)
     run = tmp_path / "run"
     process = start("train", recipe, *options, "--run-dir", str(run))
     with ended(process):
         assert wait_for_lines(process, run, 2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output.decode()
         assert b"rlinf resume" in output

@@ -57,6 +57,21 @@ def test_who_waits_for_a_dead_worker_is_told(launch, shared):
         group.execute_on(1).send_to_peer(1, "mortal", 0).wait()
 
 
+@pytest.mark.usefixtures("processes", "impatient")
+def test_a_worker_that_is_stopped_ends_the_wait_for_it(launch, monkeypatch, caplog):
+    group = launch(Basic, 2, "frozen")
+    (pid,) = group.execute_on(1).process_id().wait()
+    monkeypatch.setattr(require_process(), "deadline_seconds", 4.0)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(TimeoutError, match=r"'frozen:1' has not answered for .*(?s:.*)idle"):
+            group.add().wait()
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert "worker frozen:1 has not answered for" in caplog.text
+    assert group.add(1).wait() == [(0, 1), (1, 1)]
+
+
 @pytest.mark.usefixtures("processes")
 def test_a_name_can_be_used_again_after_a_death(launch, shared):
     group, peer = launch(Talker, 1, "reborn"), shared(Talker)

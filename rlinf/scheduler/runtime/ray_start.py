@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
+import signal
 import stat
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -32,6 +35,7 @@ def connect(config: ClusterConfig) -> None:
     """Join the Ray cluster that was named, else start one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    _check_open_files()
     address = config.address or os.environ.get("RAY_ADDRESS")
     # What the driver can import its workers can import, too.
     extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
@@ -43,9 +47,13 @@ def connect(config: ClusterConfig) -> None:
     if modules := _shipped_code():
         common["runtime_env"] = {"py_modules": [modules]}
     if address and address != "local":
-        with _explained(
-            f"no Ray cluster could be joined at {address}",
-            "start one there with `ray start --head`, or leave cluster.address and RAY_ADDRESS out",
+        with (
+            _explained(
+                f"no Ray cluster could be joined at {address}",
+                "start one there with `ray start --head`, or leave cluster.address and "
+                "RAY_ADDRESS out",
+            ),
+            _keeping_sigterm(),
         ):
             ray.init(address=address, **common)
         return
@@ -65,7 +73,7 @@ def connect(config: ClusterConfig) -> None:
         "does without Ray: cluster.runtime=local. Ray's own logs are in "
         f"{place / 'session_latest' / 'logs'}"
     )
-    with on_loopback(), _explained("Ray did not start", busy):
+    with on_loopback(), _explained("Ray did not start", busy), _keeping_sigterm():
         ray.init(
             address="local",
             include_dashboard=False,
@@ -93,6 +101,28 @@ def join(address: str) -> None:
     alone = address.startswith("127.0.0.1:")
     with on_loopback() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False)
+
+
+def _check_open_files() -> None:
+    """Refuse a bound on open files with which Ray starts and soon fails."""
+    least, (soft, _) = 256, resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < least:
+        raise SchedulerUsageError(
+            f"a process may open {soft} files here, Ray needs {least} or more: ulimit -n 1024; a "
+            "run on one machine does without Ray: cluster.runtime=local"
+        )
+
+
+@contextmanager
+def _keeping_sigterm() -> Iterator[None]:
+    """Leave SIGTERM to the program where it has a handler: Ray puts one that ends the process in
+    its place, from Python and from C++."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if callable(before) and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

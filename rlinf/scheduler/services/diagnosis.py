@@ -17,7 +17,7 @@ from rlinf.scheduler.errors import WorkerDiedError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
 
 _STACK_LINES = 3
-_WAITS, _IDLE = "waiting for", "idle"
+_WAITS, _IDLE, _SILENT = "waiting for", "idle", "not answering"
 _ANSWER_SECONDS = 2.0
 _OWN_FILES = ("/rlinf/scheduler/", "/threading.py", "/concurrent/futures/", "/asyncio/")
 
@@ -43,6 +43,11 @@ class Row:
     def idle(self) -> bool:
         """Whether no call of it runs on a thread; one of an async method may."""
         return self.doing == _IDLE
+
+    @property
+    def silent(self) -> bool:
+        """Whether its process did not answer."""
+        return self.doing == _SILENT
 
 
 @dataclass
@@ -144,7 +149,7 @@ def _told(endpoints: dict[str, list[str]], answers: dict[str, Future[Reply]]) ->
         if answer and answer.done() and not answer.cancelled() and answer.exception() is None:
             rows += answer.result().value
         else:
-            rows += [Row(name, "not answering") for name in workers]
+            rows += [Row(name, _SILENT) for name in workers]
     return rows
 
 

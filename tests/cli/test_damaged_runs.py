@@ -1,0 +1,133 @@
+"""What becomes of a run whose small files were damaged: a line that says which, or no harm."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlinf.cli.main import main
+from rlinf.runners.evaluation import Evaluator
+
+WORDS = [
+    "train", "quickstart", "env.num_envs=2", "rollout.steps=4", "runner.total_env_steps=16",
+    "actor.global_batch_size=8", "evaluation.interval=0", "evaluation.episodes=2",
+    "evaluation.num_envs=2", "evaluation.video_episodes=0", "evaluation.stop_at_success=null",
+    "env.train.max_episode_steps=8", "logger.backends=[]",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    assert main([*WORDS, "--run-dir", str(run)]) == 0
+    return run
+
+
+@pytest.fixture
+def run(finished: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(finished, tmp_path / "run", symlinks=True))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"null", b"[1, 2]", b"{}", b"\xff\x00"])
+def test_a_damaged_origin_is_named_with_what_to_do(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "origin.json").write_bytes(content)
+    assert main(["resume", str(run)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "origin.json is damaged" in told
+    assert "or delete it" in told
+    (run / "origin.json").unlink()
+    assert main(["resume", str(run)]) == 0
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\x00", b"null"])
+def test_a_damaged_end_is_written_anew(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = (run / "end.json").read_bytes()
+    (run / "end.json").write_bytes(content)
+    assert main(["resume", str(run)]) == 0
+    assert "nothing is left to train" in capsys.readouterr().out
+    assert (run / "end.json").read_bytes() == whole
+
+
+@pytest.mark.parametrize("content", [None, b"", b"null\n", b'{"step": "x", "time": 1}\n'])
+def test_a_run_without_metrics_comes_to_its_end(
+    run: Path, content: bytes | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "end.json").unlink()
+    (run / "metrics.jsonl").unlink()
+    if content is not None:
+        (run / "metrics.jsonl").write_bytes(content)
+    assert main(["resume", str(run)]) == 0
+    assert (run / "end.json").is_file()
+    assert main(["view", str(run)]) == 0
+
+
+def test_a_view_passes_over_what_is_damaged(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "timeline.json").write_bytes(b"[\n\xff\x00,\n{]\n")
+    (run / "plan.yaml").write_text("seed: 1\n")
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "time": 1, "env/success": [1]}\n')
+    assert main(["view", str(run)]) == 0
+    told = capsys.readouterr().err
+    assert "has no key `components`; shown is the plan of the configuration" in told
+    assert (run / "report.html").is_file()
+
+
+def test_a_component_of_another_type_takes_none_of_the_former_keys(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["resume", str(run), "weight_sync.type=bucket"]) == 0
+    assert "type: bucket" in (run / "config.yaml").read_text()
+    assert main(["resume", str(run), "weight_sync.type=buckt"]) == 2
+    assert "did you mean `bucket`?" in capsys.readouterr().err
+
+
+class NoRoom(Evaluator[Any, Any]):
+    """Finds the disk full whenever it writes."""
+
+    def spec(self, purpose: Any, items: int | None = None) -> Any:
+        return self
+
+    def check(self, spec: Any) -> None: ...
+
+    def play(self, groups: Any, spec: Any, name: str) -> Any:
+        return self
+
+    def metrics(self, result: Any) -> dict[str, float]:
+        return {"eval/success": 0.25}
+
+    def save(self, path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+
+def test_an_evaluation_on_a_full_disk_is_logged_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups: Any = None
+    found = NoRoom().of_run(groups, "periodic", "here", 3, directory=tmp_path)
+    assert found is not None
+    assert found.score == 0.25
+    assert caplog.text.count("The disk is full") == 2
+    assert "periodic_step_00000003.json is not written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "directory"),
+    [("checkpoints", False), ("evaluations", False), ("run.log", True), ("metrics.jsonl", True)],
+)
+def test_a_file_where_a_directory_belongs_is_named(
+    run: Path, name: str, directory: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = run / name
+    shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    place.mkdir() if directory else place.touch()
+    assert main(["resume", str(run)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{name} is a {'directory' if directory else 'file'}, where a run has a" in told

@@ -68,31 +68,33 @@ def evaluate(
         raise ConfigError(
             "--token has no effect without --server; give the server, or leave it out"
         )
-    from rlinf.config.load import recipe_names
-
-    benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]
-    path = run_given(source, ["--dry-run"] if dry_run else [], benchmarks)
-    other = None if compare is None else find_run_or_checkpoint(compare)
     if spec is not None:
         _check_spec(spec, episodes)
     if server is not None:
         require_serving("--server")
         require_server(server)
+    path, other = _runs(source, compare, dry_run=dry_run)
     task = _task_of(source, path, other, overrides or [])
-    from rlinf.runners.evaluation import run_of
-
-    check_writable(run_of(path), "run directory")
 
     from rlinf.monitor.run_directory import showing_warnings
-    from rlinf.runners.evaluation import Server
-    from rlinf.runners.evaluation import evaluate as evaluate_run
+    from rlinf.runners import evaluation
 
-    through = None if server is None else Server(server, token)
+    check_writable(evaluation.run_of(path), "run directory")
+    through = None if server is None else evaluation.Server(server, token)
     with showing_warnings():
-        evaluate_run(
+        evaluation.evaluate(
             task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
             compare=other, server=through,
         )  # fmt: skip
+
+
+def _runs(source: str, compare: str | None, *, dry_run: bool) -> tuple[Path, Path | None]:
+    """What is evaluated, and what it is compared with."""
+    from rlinf.config.load import recipe_names
+
+    benchmarks = [name for name in recipe_names() if name.startswith("evaluation/")]
+    path = run_given(source, ["--dry-run"] if dry_run else [], benchmarks)
+    return path, None if compare is None else find_run_or_checkpoint(compare)
 
 
 def _check_spec(spec: Path, episodes: int | None) -> None:

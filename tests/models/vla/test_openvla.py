@@ -242,12 +242,16 @@ def test_half_precision_acts_and_trains_alike():
 
 @pytest.fixture
 def directory(tmp_path):
+    return write_directory(tmp_path / "model")
+
+
+def write_directory(path):
     """The fixture with statistics of 7 action dimensions and a tokenizer of words."""
     import shutil
 
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    path = Path(shutil.copytree(FIXTURE, tmp_path / "model"))
+    shutil.copytree(FIXTURE, path, dirs_exist_ok=True)
     words = ["<unk>", "<s>", "</s>", "▁", "open", "the", "drawer", *(f"w{i}" for i in range(313))]
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()

@@ -243,27 +243,31 @@ def test_what_is_learned_is_done() -> None:
 
 @pytest.fixture
 def published(tmp_path: Path, kind: str) -> Path:
+    return write_published(tmp_path, kind)
+
+
+def write_published(path: Path, kind: str) -> Path:
     """A directory as lerobot writes it, and beside it what a tokenizer and openpi do."""
     from tokenizers import Regex, Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import Split
 
-    shutil.copy(PARITY / kind / "model.safetensors", tmp_path)
-    (tmp_path / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
+    shutil.copy(PARITY / kind / "model.safetensors", path)
+    (path / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
     pieces = ["<bos>", "<unk>", *"0123456789", " ", ":", ",", ";", "\n", "close", "the", "drawer",
               "Task", "State", "Action"]  # fmt: skip
     tokenizer = Tokenizer(WordLevel({p: n for n, p in enumerate(pieces)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"\d|[A-Za-z]+|."), "isolated")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokenizer.save(str(path / "tokenizer.json"))
     seven, five = [-1.0] * 7, [-1.0] * 5
     stats = {
         name: {"mean": [0.1] * len(low), "std": [0.5] * len(low), "q01": low,
                "q99": [1.0] * len(low)}
         for name, low in (("state", five), ("actions", seven))
     }  # fmt: skip
-    (tmp_path / "assets" / "a").mkdir(parents=True)
-    (tmp_path / "assets" / "a" / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
-    return tmp_path
+    (path / "assets" / "a").mkdir(parents=True)
+    (path / "assets" / "a" / "norm_stats.json").write_text(json.dumps({"norm_stats": stats}))
+    return path
 
 
 SEVEN = env_spec(

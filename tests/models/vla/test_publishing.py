@@ -16,11 +16,18 @@ pytest.importorskip("transformers")
 
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import AdapterConfig, adapt_policy
+from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from rlinf.models.vla.publishing import publish
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
 from tests.models.visuomotor import support as visuomotor
-from tests.models.vla import test_gr00t, test_smolvla, test_wall_oss
+from tests.models.vla import (
+    test_gr00t,
+    test_openvla,
+    test_pi0_policy,
+    test_smolvla,
+    test_wall_oss,
+)
 
 
 def of_act(path: Path) -> Any:
@@ -41,12 +48,32 @@ def of_diffusion(path: Path) -> Any:
 
 
 def of_smolvla(path: Path) -> Any:
-    from rlinf.models.config import REGISTRY
-
     config = REGISTRY.load("smolvla")(
         path=path, num_action_chunks=5, denoising_steps=4, train_expert_only=False
     )
     return config.build(test_smolvla.SEVEN, value_dim=1, seed=0)
+
+
+def of_pi(kind: str) -> Callable[[Path], Any]:
+    def build(path: Path) -> Any:
+        config = REGISTRY.load(kind)(path=path, num_action_chunks=5, denoising_steps=4)
+        return config.build(test_pi0_policy.SEVEN, value_dim=1, seed=0)
+
+    return build
+
+
+def of_openvla(path: Path) -> Any:
+    return test_openvla._published(path, kind="openvla", num_action_chunks=1)
+
+
+def openvla(path: Path) -> Path:
+    """Without the heads of OFT in files of their own, and in float32."""
+    test_openvla.write_directory(path)
+    for head in [*path.glob("*.pt"), path / "io.safetensors"]:
+        head.unlink(missing_ok=True)
+    file = path / "model.safetensors"
+    save_file({name: each.float() for name, each in load_file(file).items()}, file)
+    return path
 
 
 def made(tmp_path: Path, write: Callable[[Path], Path]) -> Path:
@@ -57,6 +84,9 @@ def made(tmp_path: Path, write: Callable[[Path], Path]) -> Path:
 BASES: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Any]]] = {
     "act": (lambda path: whole("act", path), of_act),
     "diffusion": (lambda path: whole("diffusion", path), of_diffusion),
+    "pi0": (lambda path: test_pi0_policy.write_published(path, "pi0"), of_pi("pi0")),
+    "pi05": (lambda path: test_pi0_policy.write_published(path, "pi05"), of_pi("pi05")),
+    "openvla": (openvla, of_openvla),
     "smolvla": (test_smolvla.published, of_smolvla),
     "gr00t": (test_gr00t.published, test_gr00t.of_directory),
     "wall_oss": (test_wall_oss.published, test_wall_oss.of_directory),
@@ -96,7 +126,7 @@ def test_what_is_written_is_read_as_the_trained_policy(kind: str, tmp_path: Path
     again = build(out).eval()
     assert found.trained > 20
     torch.testing.assert_close(acted(again), acted(policy), atol=2e-4, rtol=1e-3)
-    assert not torch.allclose(acted(again), acted(before), atol=1e-2)
+    assert not torch.allclose(acted(again), acted(before), atol=2e-3)
     names = {str(file.relative_to(base)) for file in base.rglob("*") if file.is_file()}
     assert {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()} == names
     first, second = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")

@@ -1,6 +1,8 @@
 """Directories that go to another node and back: two processes' parts, as if on two nodes."""
 
+import os
 import pickle
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -138,3 +140,17 @@ def test_where_files_are_shared_nothing_is_copied(nodes, tmp_path):
     assert place_for(wanted) == wanted
     send(WrittenFiles.at(wanted), nodes[1], nodes[0]).bring(wanted)
     assert not wanted.exists()  # nobody asked for a file
+
+
+def test_old_sessions_of_ray_are_removed(tmp_path):
+    ray_start = pytest.importorskip("rlinf.scheduler.runtime.ray_start")
+    now = time.time()
+    for number in range(14):
+        driver = os.getpid() if number == 13 else 2**22 + number
+        session = tmp_path / f"session_2026-01-{number + 1:02d}_10-00-00_1_{driver}"
+        (session / "logs").mkdir(parents=True)
+        os.utime(session, (now - (number + 1) * 86_400,) * 2)
+    (tmp_path / "session_latest").symlink_to(session)
+    ray_start.remove_old_sessions(tmp_path)
+    left = sorted(path.name[8:18] for path in tmp_path.glob("session_2*"))
+    assert left == [*(f"2026-01-{number:02d}" for number in range(1, 11)), "2026-01-14"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import resource
+import shutil
 import signal
 import stat
 import sys
@@ -28,6 +29,7 @@ from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
+_KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
 
@@ -66,6 +68,7 @@ def connect(config: ClusterConfig) -> None:
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     place = _private_directory() / "ray"
+    remove_old_sessions(place)
     # Seconds until its first process listens.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
     busy = (
@@ -146,6 +149,23 @@ def _private_directory() -> Path:
     if stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077:
         return place
     return Path(tempfile.mkdtemp(prefix=f"{place.name}-", dir=place.parent))
+
+
+def remove_old_sessions(place: Path) -> None:
+    """Remove logs that nobody will read: Ray keeps those of every run, under its driver's number.
+
+    The newest ten stay, and what is younger than three days, or of a driver that runs.
+    """
+    sessions = []
+    for each in place.glob("session_*_*"):
+        with suppress(OSError):
+            if each.is_dir() and not each.is_symlink():
+                sessions.append((each.stat().st_mtime, each))
+    for changed, session in sorted(sessions, reverse=True)[_KEPT_SESSIONS:]:
+        driver = session.name.rpartition("_")[2]
+        runs = driver.isdecimal() and Path("/proc", driver).exists()
+        if not runs and time.time() - changed > _KEPT_SECONDS:
+            shutil.rmtree(session, ignore_errors=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from . import reasoning_support, supervised_support, support
@@ -148,5 +149,22 @@ def test_the_first_interrupt_commits_and_ends_cleanly(
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 130, output.decode()
         assert b"rlinf resume" in output
-    newest = (run / "checkpoints" / "latest").resolve().name
-    assert newest == f"step_{len(metrics(run)):08d}"
+    assert newest(run) == f"step_{len(metrics(run)):08d}"
+
+
+def newest(run: Path) -> str:
+    return (run / "checkpoints" / "latest").resolve().name
+
+
+@pytest.mark.slow
+def test_a_run_whose_ray_is_lost_commits_before_ray_ends_it(tmp_path: Path) -> None:
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    process = start("train", recipe, *overrides("ray", 4000), "--run-dir", str(run))
+    with ended(process):
+        assert wait_for_lines(process, run, 2)
+        children = psutil.Process(process.pid).children()
+        (control,) = (each for each in children if "gcs_server" in each.name())
+        control.kill()
+        output, _ = process.communicate(timeout=120)
+    assert b"the control process of Ray" in output
+    assert newest(run) == f"step_{len(metrics(run)):08d}"

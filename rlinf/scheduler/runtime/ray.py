@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import select
+import signal
 import threading
 import time
 from collections.abc import Iterable, Sequence
@@ -38,6 +40,7 @@ from rlinf.scheduler.runtime.ray_start import (
     ADDRESS_VARIABLE,
     NAMESPACE,
     connect,
+    control_process,
     find_nodes,
     join,
     join_address,
@@ -51,6 +54,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RayClientRuntime", "RayRuntime", "attach_to_running"]
 
+log = logging.getLogger(__name__)
 _KV_SPACE = b"RLinf"
 _ANSWER_SECONDS = 2.0
 _MOST_NAMESPACES = 1000
@@ -102,6 +106,8 @@ class RayRuntime(RayClientRuntime):
         internal_kv._internal_kv_put(
             namespace.encode(), json.dumps(entry).encode(), namespace=_KV_SPACE
         )
+        if (control := control_process()) is not None:
+            threading.Thread(target=self._watch_control, args=(control,), daemon=True).start()
 
     def channel_hosts(self, cluster: Cluster, nodes: Sequence[int]) -> dict[int, str | None]:
         """Workers that host channels on these nodes; None where the driver does."""
@@ -171,6 +177,16 @@ class RayRuntime(RayClientRuntime):
                 registry.died(name, cause or f"its process {pid} ended")
         if near and self._files is not None:
             remove_free_blocks(self._files, pid)
+
+    def _watch_control(self, pid: int) -> None:
+        """Ask the program to end where Ray's control process does: workers go on without it, but
+        within a minute Ray ends the whole program."""
+        self._wait_for_end(pid)
+        if self._ended.is_set():
+            return
+        log.error("the control process of Ray, %d, has ended: nothing can be started any more", pid)
+        if callable(signal.getsignal(signal.SIGTERM)):
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait_for_end(self, pid: int) -> None:
         with suppress(OSError):  # it has ended

@@ -94,6 +94,14 @@ def connect(config: ClusterConfig) -> None:
             end(check_alive=False)
 
 
+def control_process() -> int | None:
+    """Number of the process by which a Ray that this program started is held together; None where
+    it joined one."""
+    started = getattr(worker._global_node, "all_processes", {})
+    found = started.get(ray_constants.PROCESS_TYPE_GCS_SERVER) or [None]
+    return None if found[0] is None else int(found[0].process.pid)
+
+
 def join_address() -> str | None:
     """Where the Ray cluster is that a process of this environment belongs to; None: nowhere."""
     return os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS_VARIABLE)

@@ -118,12 +118,12 @@ class Process:
     ) -> bool:
         """Wait for so many seconds at most, perhaps for some workers; raise a call that failed if
         the wait is in vain, and WaitTimeout where a worker does not answer for the deadline."""
-        end = time.monotonic() + seconds
+        end, wait = time.monotonic() + seconds, object()
         while not done_within(min(seconds, self.look_seconds)):
             seconds = end - time.monotonic()
             if seconds <= 0:
                 return False
-            self.failed_calls.check(current_worker_name(), self._report)
+            self.failed_calls.check(current_worker_name(), wait, self._report)
             if workers and self.runtime != "local":
                 self.silent_workers.check(workers, self._report, self.deadline_seconds)
         return True
@@ -134,17 +134,19 @@ class Process:
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
             waiting = asyncio.wrap_future(future)
-            end = time.monotonic() + self.deadline_seconds
+            end, wait = time.monotonic() + self.deadline_seconds, object()
             while (seconds := end - time.monotonic()) > 0:
                 done, _ = await asyncio.wait([waiting], timeout=min(seconds, self.look_seconds))
                 if done:
                     return waiting.result()
-                await self.check_failed_calls()
+                await self.check_failed_calls(wait)
             raise self._timed_out(what, await asyncio.to_thread(self._report))
 
-    async def check_failed_calls(self) -> None:
-        """On the event loop: raise a call that failed if what is waited for cannot come then."""
-        await asyncio.to_thread(self.failed_calls.check, current_worker_name(), self._report)
+    async def check_failed_calls(self, wait: object) -> None:
+        """On the event loop: raise a call that failed if what is waited for cannot come then; the
+        same object at every look of one wait."""
+        name = current_worker_name()
+        await asyncio.to_thread(self.failed_calls.check, name, wait, self._report)
 
     def defer_put(self, host: str, put: Future[Any]) -> None:
         """Let a channel's host answer a put later; raises for an earlier one that failed."""

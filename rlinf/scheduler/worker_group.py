@@ -313,7 +313,7 @@ class WorkerGroupFuncResult:
             done, calls = await asyncio.wait(calls, timeout=look, return_when=FIRST_COMPLETED)
             self._collect()
             if not done and left > look:
-                await process.check_failed_calls()
+                await process.check_failed_calls(self)
         return await asyncio.to_thread(self.wait, 0.0) if calls else self.wait()
 
     def done(self) -> bool:

@@ -199,6 +199,17 @@ def test_a_call_that_failed_ends_the_wait_for_what_cannot_come(launch, caplog, w
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_failure_behind_which_a_wait_has_ended_blames_no_other(launch, shared, short_deadline):
+    group, failing = shared(Talker), launch(Basic, 1, "asker").fail("nothing")
+    shared(Basic).execute_on(0).sleep(1.0).wait()  # in which it is seen
+    short_deadline(group)
+    with pytest.raises(TimeoutError):
+        group.execute_on(0).receive_from("sharedTalker", 1).wait()
+    with pytest.raises(KeyError):
+        failing.wait()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_call_that_failed_leaves_a_wait_alone_while_others_compute(shared, launch):
     failing = launch(Basic, 1, "asker").fail("nothing")
     others = [shared(Basic).execute_on(0).sleep(1.5), launch(Concurrent, 1, "resting").rest(1.5)]

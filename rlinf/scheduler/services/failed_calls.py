@@ -26,6 +26,8 @@ class _Call:
     failure: Callable[[Any], bool]
     take: Callable[[Any], object]
     told: bool = False
+    seen_in: object = None
+    """The wait in which its failure was first seen."""
 
     @property
     def failed(self) -> bool:
@@ -66,9 +68,10 @@ class FailedCalls:
             self._calls.pop(future, None)
 
     def forget_workers(self, workers: set[str]) -> None:
-        """A group is closed: that its calls end by it is no failure."""
+        """A group is closed, and with it its calls are done with; a failure is logged."""
         for call in self._all():
-            if call.worker in workers and not call.failed:
+            if call.worker in workers:
+                _tell(call)
                 self.forget(call.future)
 
     def abandon(self, future: Future[Any]) -> None:
@@ -90,20 +93,22 @@ class FailedCalls:
         with self._lock:
             return list(self._calls.values())
 
-    def check(self, caller: str, rows: Callable[[], list[Row]]) -> None:
+    def check(self, caller: str, wait: object, rows: Callable[[], list[Row]]) -> None:
         """Raise a failed call of a caller that waits, if the wait cannot end.
 
         That is so when no worker computes: all wait, or have nothing to do. The first time that a
-        failure is seen it is only logged.
+        failure is seen it is only logged; one behind which a wait has ended is in nobody's way.
 
         Args:
             caller: Who waits.
+            wait: The same object at every look of one wait.
             rows: Asks every worker what it does.
         """
         own = [call for call in self._all() if call.caller == caller]
         failed = [call for call in own if call.failed]
-        known = [call for call in failed if call.told]
+        known = [call for call in failed if call.seen_in is wait]
         for call in failed:
+            call.seen_in = call.seen_in or wait
             _tell(call)
         if not known:
             return

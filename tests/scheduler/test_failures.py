@@ -57,6 +57,7 @@ def test_who_waits_for_a_dead_worker_is_told(launch, shared):
         group.execute_on(1).send_to_peer(1, "mortal", 0).wait()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("processes", "impatient")
 def test_a_worker_that_is_stopped_ends_the_wait_for_it(launch, monkeypatch, caplog):
     group = launch(Basic, 2, "frozen")
@@ -200,7 +201,9 @@ def test_a_call_that_failed_ends_the_wait_for_what_cannot_come(launch, caplog, w
 
 @pytest.mark.usefixtures("impatient")
 def test_a_failure_behind_which_a_wait_has_ended_blames_no_other(launch, shared, short_deadline):
-    group, failing = shared(Talker), launch(Basic, 1, "asker").fail("nothing")
+    group, asker = shared(Talker), launch(Basic, 1, "asker")
+    asker.process_id().wait()
+    failing = asker.fail("nothing")
     shared(Basic).execute_on(0).sleep(1.0).wait()  # in which it is seen
     short_deadline(group)
     with pytest.raises(TimeoutError):

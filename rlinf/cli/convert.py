@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rlinf.cli.failure import Debug
-from rlinf.cli.run_paths import check_file_writable
+from rlinf.cli.run_paths import check_file_writable, find_run_or_checkpoint
 from rlinf.cli.screen import say
 from rlinf.errors import ConfigError
 
@@ -19,7 +19,7 @@ app = typer.Typer(
 
 @app.command("run")
 def run(
-    source: Annotated[Path, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    source: Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")],
     *,
     out: Annotated[Path, typer.Option(help="The directory; it must not exist yet.")],
     debug: Debug = False,
@@ -35,12 +35,13 @@ def run(
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
     check_file_writable(out, "--out", "exported")
-    task = task_of_run(source)
+    path = find_run_or_checkpoint(source)
+    task = task_of_run(path)
     if not issubclass(task.config_class, EvaluatedConfig):
         raise ConfigError(
-            f"the model that this run trained is a directory already: {source / 'model'}"
+            f"the model that this run trained is a directory already: {path / 'model'}"
         )
-    trained = TrainedPolicy(task, source)
+    trained = TrainedPolicy(task, path)
     config = trained.config.model
     if not isinstance(config, PublishedConfig) or config.path is None:
         raise ConfigError(

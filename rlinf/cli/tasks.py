@@ -44,7 +44,7 @@ def task_of_run(source: Path) -> AnyTask:
 def of_other_types(config: Path, overrides: Sequence[str]) -> list[str]:
     """The overrides of a run's configuration, in which every default is written: a component of
     another type begins without the keys of the one that it replaces."""
-    data, found = load_recipe(str(config), []).data, list[str]()
+    data, former = load_recipe(str(config), []).data, list[str]()
     for each in overrides:
         key, _, value = each.partition("=")
         section, _, last = key.rpartition(".")
@@ -53,9 +53,8 @@ def of_other_types(config: Path, overrides: Sequence[str]) -> list[str]:
             present = present.get(part) if isinstance(present, Mapping) else None
         of_type = present.get("type") if isinstance(present, Mapping) else None
         if last == "type" and of_type not in (None, value) and f"~{section}" not in overrides:
-            found.append(f"~{section}")
-        found.append(each)
-    return found
+            former.append(f"~{section}")
+    return [*former, *overrides]
 
 
 def _foreign(data: Mapping[str, Any]) -> str:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -133,6 +136,76 @@ def test_what_is_written_is_read_as_the_trained_policy(kind: str, tmp_path: Path
     assert {name: (each.shape, each.dtype) for name, each in first.items()} == {
         name: (each.shape, each.dtype) for name, each in second.items()
     }
+
+
+MADE = """
+import sys
+import torch
+from lerobot.configs.types import FeatureType, PolicyFeature
+from lerobot.policies.act.configuration_act import ACTConfig
+from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.factory import make_pre_post_processors
+
+torch.manual_seed(0)
+shown = {f"observation.images.{name}": (FeatureType.VISUAL, (3, 32, 48))
+         for name in ("front", "wrist")}
+shown["observation.state"] = (FeatureType.STATE, (5,))
+done = {"action": (FeatureType.ACTION, (3,))}
+inputs, outputs = ({name: PolicyFeature(type=kind, shape=shape)
+                    for name, (kind, shape) in each.items()} for each in (shown, done))
+config = ACTConfig(
+    input_features=inputs, output_features=outputs, device="cpu", push_to_hub=False, chunk_size=8,
+    n_action_steps=8, dim_model=16, n_heads=2, dim_feedforward=24, n_encoder_layers=1,
+    pretrained_backbone_weights=None,
+)
+units = {name: {"mean": torch.full((shape[0],) + (1, 1) * (kind is FeatureType.VISUAL), 0.25),
+                "std": torch.full((shape[0],) + (1, 1) * (kind is FeatureType.VISUAL), 0.5)}
+         for name, (kind, shape) in (shown | done).items()}
+for part in (ACTPolicy(config), *make_pre_post_processors(config, dataset_stats=units)):
+    part.save_pretrained(sys.argv[1])
+"""
+ACTED = """
+import sys
+import numpy as np
+import torch
+from lerobot.policies.act.modeling_act import ACTPolicy
+from lerobot.policies.factory import make_pre_post_processors
+
+policy = ACTPolicy.from_pretrained(sys.argv[1]).eval()
+before, behind = make_pre_post_processors(policy.config, pretrained_path=sys.argv[1])
+seen = np.load(sys.argv[2])
+row = {
+    f"observation.images.{name}": torch.from_numpy(seen[name]).permute(0, 3, 1, 2) / 255
+    for name in ("front", "wrist")
+}
+with torch.no_grad():
+    done = policy.predict_action_chunk(
+        before({**row, "observation.state": torch.from_numpy(seen["states"])})
+    )
+np.save(sys.argv[3], behind(done).numpy())
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "RLINF_LEROBOT_PYTHON" not in os.environ,
+    reason="RLINF_LEROBOT_PYTHON names no Python with lerobot",
+)
+def test_lerobot_acts_as_the_policy_that_was_trained_here(tmp_path: Path) -> None:
+    python, base, out = os.environ["RLINF_LEROBOT_PYTHON"], tmp_path / "base", tmp_path / "out"
+    subprocess.run([python, "-c", MADE, str(base)], check=True)
+    policy = moved(of_act(base))
+    publish(policy, base, out, None)
+    rng = np.random.default_rng(0)
+    seen = {name: rng.integers(0, 256, (2, 32, 48, 3), np.uint8) for name in ("front", "wrist")}
+    seen["states"] = rng.normal(size=(2, 5)).astype(np.float32)
+    np.savez(tmp_path / "seen.npz", **seen)
+    words = [str(out), str(tmp_path / "seen.npz"), str(tmp_path / "done.npy")]
+    subprocess.run([python, "-c", ACTED, *words], check=True)
+    names = {"front": "main_images", "wrist": "wrist_images", "states": "states"}
+    with torch.no_grad():
+        own = policy.sample({names[k]: torch.from_numpy(v) for k, v in seen.items()}, None)
+    np.testing.assert_allclose(own.actions.numpy(), np.load(tmp_path / "done.npy"), atol=1e-4)
 
 
 def test_statistics_of_the_run_are_put_into_the_processors(tmp_path: Path) -> None:

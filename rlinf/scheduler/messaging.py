@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
@@ -91,7 +92,11 @@ class Messaging:
         async_op: bool = False,
         options: CollectiveGroupOptions | None = None,
     ) -> AsyncWork | None:
-        """Send a tensor to a worker that calls `recv_tensor`."""
+        """Send a tensor to a worker that calls `recv_tensor`; SchedulerTypeError for another."""
+        if not hasattr(tensor, "dtype"):
+            raise SchedulerTypeError(
+                f"send_tensor sends a tensor, got a {type(tensor).__name__}; `send` takes anything"
+            )
         peer = _name(dst_group_name, dst_rank)
         return self.__send(tensor, peer, ("tensor", None), async_op, options)
 
@@ -290,6 +295,11 @@ def _name(group: str, rank: Rank) -> str:
     return WorkerAddress(group, rank).get_name()
 
 
+def _is_rank(value: object) -> bool:
+    """Whether it is a whole number, NumPy's included, and no truth value."""
+    return hasattr(value, "__index__") and not isinstance(value, bool)
+
+
 def _members(groups: Any) -> list[str]:
     """Worker names of a broadcast's ``groups`` argument, in the order given."""
     if groups is None or groups == []:
@@ -304,11 +314,11 @@ def _members(groups: Any) -> list[str]:
             )
         group, ranks = entry
         for path in ranks if isinstance(ranks, list) else [ranks]:
-            whole = isinstance(path, int) and not isinstance(path, bool)
-            inner = isinstance(path, tuple) and path and all(isinstance(r, int) for r in path)
-            if not whole and not inner:
+            steps = path if isinstance(path, tuple) else (path,)
+            if not steps or not all(map(_is_rank, steps)):
                 raise SchedulerTypeError(f"{path!r} in {entry!r} is neither a rank nor a rank path")
-            names.append(_name(group, path))
+            numbers = tuple(map(index, steps))
+            names.append(_name(group, numbers if isinstance(path, tuple) else numbers[0]))
     if not names:
         raise SchedulerValueError(f"broadcast has no members: {groups!r}")
     return names

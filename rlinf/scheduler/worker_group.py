@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial, partialmethod
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.cluster import Cluster
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 Reduction = Literal["max", "min", "mean"]
 
 _NOT_GROUP_METHODS = frozenset({"create_group", "timer", "mro", "worker_timer"})
+# Beside plain functions; the last is what functools.cache makes, whose type has no public name.
+_KINDS_OF_METHOD = (staticmethod, classmethod, partialmethod, type(cache(len)))
 _REDUCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "max": max,
     "min": min,
@@ -83,11 +85,6 @@ class WorkerGroup:
     def worker_info_list(self) -> list[GroupMember]:
         """Rank and handle of every worker."""
         return [GroupMember(rank, handle.actor) for rank, handle in enumerate(self._handles)]
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return len(self._handles)
 
     def launch(  # noqa: PLR0917 - the published signature
         self,
@@ -183,9 +180,7 @@ class WorkerGroup:
         base = set(dir(next(bases, object)))
         for name in dir(self._worker_cls):
             function = inspect.getattr_static(self._worker_cls, name)
-            method = inspect.isfunction(function) or isinstance(
-                function, staticmethod | classmethod
-            )
+            method = inspect.isfunction(function) or isinstance(function, _KINDS_OF_METHOD)
             if not method or name in _NOT_GROUP_METHODS:
                 continue
             if name.startswith("_"):

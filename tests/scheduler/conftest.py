@@ -70,5 +70,5 @@ def short_deadline(cluster: Cluster) -> Iterator:
     yield shorten
     require_process().deadline_seconds = DEADLINE_SECONDS
     for group in shortened:
-        if group.world_size:
+        if group.worker_info_list:
             group.set_deadline(DEADLINE_SECONDS).wait()

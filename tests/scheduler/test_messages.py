@@ -110,6 +110,11 @@ def test_tensor_in_place(shared):
     assert torch.equal(got, torch.arange(6.0).reshape(2, 3).T)
 
 
+def test_what_is_no_tensor_is_refused_by_its_sender(shared):
+    with pytest.raises(TypeError, match="send_tensor sends a tensor, got a list"):
+        shared(Talker).execute_on(0).send_list(NAME, 1).wait()
+
+
 def test_mixed_tensor_and_object_calls_are_named(shared):
     group = shared(Talker)
     sending = group.execute_on(0).mixed(NAME, 1)
@@ -174,8 +179,8 @@ def test_receivers_of_a_broadcast_do_not_share_memory(shared, runtime):
 
 def test_rank_paths_in_a_broadcast(shared):
     group = shared(Talker)
-    members = [(NAME, [(0,), (1,)])]
-    assert group.execute_on(0, 1).spread("p", members).wait() == ["p", "p"]
+    for members in ([(NAME, [(0,), (1,)])], [(NAME, [np.int64(0), (np.int64(1),)])]):
+        assert group.execute_on(0, 1).spread("p", members).wait() == ["p", "p"]
 
 
 @pytest.mark.parametrize(
@@ -185,6 +190,8 @@ def test_rank_paths_in_a_broadcast(shared):
         ([], ValueError),
         ("bad", TypeError),
         ([("bad", "rank")], TypeError),
+        ([("bad", ())], TypeError),
+        ([("bad", True)], TypeError),
         ([("bad",)], TypeError),
         ([("elsewhere", 0)], ValueError),
     ],

@@ -122,6 +122,13 @@ def test_names_that_a_group_cannot_call(launch, shared):
         group.missing()
 
 
+def test_methods_that_are_no_plain_functions(shared):
+    group = shared(Basic)
+    assert [value for _, value in group.add_seven().wait()] == [7] * 3
+    assert group.cached(1).wait() == [2] * 3
+    assert group.world_size().wait() == [3] * 3
+
+
 def test_a_name_is_taken_until_the_group_is_closed(launch):
     first = launch(Basic, 1, "taken")
     first.add().wait()

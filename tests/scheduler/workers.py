@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
+from functools import cache, partialmethod
 from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import MissingPackageError
@@ -75,6 +76,15 @@ class Basic(Impatient):
 
     def add(self, value: int = 0) -> tuple[int, int]:
         return self._rank, self.base + value
+
+    add_seven = partialmethod(add, 7)
+
+    @cache  # noqa: B019 - the worker lives as long as its process
+    def cached(self, value: int) -> int:
+        return value + 1
+
+    def world_size(self) -> int:
+        return self._world_size
 
     def sleep(self, seconds: float) -> int:
         time.sleep(seconds)
@@ -223,6 +233,9 @@ class Member(Impatient):
 
 
 class Talker(Member):
+    def send_list(self, group: str, rank: int) -> None:
+        self.send_tensor([1, 2], group, rank)  # type: ignore[arg-type]
+
     def read_no_message(self, seconds: float) -> None:
         """Keep this process from reading what others tell it, as a busy machine may do."""
         held = threading.Event()

@@ -93,7 +93,9 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
             if name in beside
             else f"the model has no linear layer {name}"
         )
-        raise ConfigError(f"{reason}; legal: {', '.join(sorted(names))}", key="lora.target_modules")
+        raise ConfigError(
+            f"{reason}; legal: {', '.join(sorted(names))}", key="actor.lora.target_modules"
+        )
     chosen: str | list[str] = "all-linear"
     if config.target_modules or beside:
         head = model.get_output_embeddings()
@@ -148,19 +150,20 @@ def load_adapter(model: Any, config: LoraConfig) -> None:
     from safetensors.torch import load_file
 
     assert config.path is not None
-    with in_section("lora"):
+    with in_section("actor.lora"):
         config.check()
     try:
         given = load_file(config.path.expanduser() / "adapter_model.safetensors")
     except (OSError, SafetensorError) as error:
         reason = f"the adapter in {config.path} cannot be read: {error}"
-        raise ConfigError(reason, key="lora.path") from error
+        raise ConfigError(reason, key="actor.lora.path") from error
     own = {adapter_file_name(n): p for n, p in model.named_parameters() if is_adapter(n)}
     wrong = _differences(own, given)
     if wrong:
         raise ConfigError(
-            f"the adapter in {config.path} does not fit the model and lora.target_modules; {wrong}",
-            key="lora.path",
+            f"the adapter in {config.path} does not fit the model and actor.lora.target_modules; "
+            f"{wrong}",
+            key="actor.lora.path",
         )
     with torch.no_grad():
         for name, parameter in own.items():
@@ -293,7 +296,7 @@ def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
         if unknown:
             raise ConfigError(
                 f"the policy has no linear layer {unknown[0]}; legal: {', '.join(names)}",
-                key="lora.target_modules",
+                key="actor.lora.target_modules",
             )
         chosen = set().union(*found.values())
     generator = torch.Generator().manual_seed(seed)

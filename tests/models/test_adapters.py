@@ -99,7 +99,7 @@ def test_an_adapter_of_another_section_is_refused(
     config = LoraConfig.model_validate({**section, "path": str(saved)})
     with pytest.raises(ConfigError, match=message) as caught:
         inject_adapters(_model(), config, seed=1)
-    assert caught.value.key == "lora.path"
+    assert caught.value.key == "actor.lora.path"
 
 
 def _without_a_layer(directory: Path) -> None:
@@ -140,7 +140,7 @@ def test_an_adapter_that_does_not_fit_is_refused(
     model = _model()
     with pytest.raises(ConfigError, match=message) as caught:
         inject_adapters(model, LoraConfig(rank=4, alpha=8.0, path=saved), seed=1)
-    assert caught.value.key == "lora.path"
+    assert caught.value.key == "actor.lora.path"
     assert not any(value.any() for name, value in _adapter(model).items() if "lora_B" in name)
 
 

@@ -99,7 +99,7 @@ def test_layers_are_chosen_by_parts_of_their_names(make_policy, make_algorithm):
     assert adapted == {"actor.layers.1"}
     with pytest.raises(ConfigError, match=r"no linear layer head; legal: actor\.layers\.0, ") as e:
         trainer_of(make_policy(), make_algorithm(), lora={"target_modules": ["actor", "head"]})
-    assert e.value.key == "lora.target_modules"
+    assert e.value.key == "actor.lora.target_modules"
 
 
 def test_other_policies_name_their_layers(env_spec):

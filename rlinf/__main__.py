@@ -7,6 +7,7 @@ import sys
 
 def main() -> int:
     """Run the command of this process and return its exit code."""
+    _open_standard_streams()
     with contextlib.suppress(FileNotFoundError):  # of a working directory that was deleted
         if os.getcwd() not in sys.path:  # as `python -m` does; behind all that is installed
             sys.path.append(os.getcwd())
@@ -15,6 +16,16 @@ def main() -> int:
     except KeyboardInterrupt:  # while libraries are imported, which takes half a second
         return 130
     return run()
+
+
+def _open_standard_streams() -> None:
+    """Open those that are closed, or the first files of a run would get what is printed there."""
+    for descriptor, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # at the lowest number that is free: this one
+            setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,7 @@ class SaveFailure:
 
     step: int
     reason: str
+    error: OSError
 
 
 class CheckpointStore:
@@ -76,7 +77,7 @@ class CheckpointStore:
         self.last_committed_step: int | None = None
         self._config = config or CheckpointConfig()
         self._config_hash = config_hash
-        self._read_only = read_only
+        self._read_only, self._made = read_only, self.directory.is_dir()
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._in_flight: Future[None] | None = None
         if not read_only:
@@ -150,6 +151,16 @@ class CheckpointStore:
         if in_flight is not None:
             in_flight.result()
 
+    def require(self, step: int) -> None:
+        """Raise the CheckpointError of a step whose save was tried, and did not fit on the disk."""
+        self.wait()
+        for failure in self.failures[::-1]:
+            if failure.step == step and self.last_committed_step != step:
+                raise CheckpointError(
+                    f"The checkpoint of the last step, {step}, was not written to "
+                    f"{self.directory}: {failure.reason}."
+                ) from failure.error
+
     def close(self) -> None:
         """End the writer thread after the save in flight, see :meth:`wait`."""
         try:
@@ -203,7 +214,14 @@ class CheckpointStore:
         return self.directory / f"{prefix}{path.name}-{secrets.token_hex(4)}"
 
     def _make(self, directory: Path) -> None:
+        """A directory for a checkpoint; that of the run is not made again where it was moved."""
+        if self._made and not self.directory.parent.is_dir():
+            raise CheckpointError(
+                f"{self.directory.parent} is no longer there: a run that is moved or removed while "
+                "it goes on commits nothing more; what it had committed went with it"
+            )
         self.directory.mkdir(parents=True, exist_ok=True)
+        self._made = True
         directory.mkdir()
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
@@ -224,7 +242,7 @@ class CheckpointStore:
         )
         if not is_disk_full(error) or self._config.on_full_disk == "stop":
             raise CheckpointError(message) from error
-        self.failures.append(SaveFailure(step, reason))
+        self.failures.append(SaveFailure(step, reason, error))
         logger.warning("%s Training goes on; free some space.", message)
 
     def _prune(self, newest: int) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf.cli.failure import Debug, nothing_left_if_refused, reporting
+from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe, run_given
 from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
@@ -81,7 +82,7 @@ def evaluate(
 
     check_writable(evaluation.run_of(path), "run directory")
     through = None if server is None else evaluation.Server(server, token)
-    with showing_warnings():
+    with showing_warnings(), lasting("stdout"):
         evaluation.evaluate(
             task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
             compare=other, server=through,
@@ -147,6 +148,6 @@ def _evaluate_recipe(
     ):
         directory.write_config(to_yaml(config))
         reporting.log = directory.log
-        print_batches(config)
-        with logging_to(directory.log):
+        with logging_to(directory.log), lasting("stdout"):
+            print_batches(config)
             task(config, directory.path).evaluate_alone(directory)

@@ -29,6 +29,7 @@ from rlinf.cli import (
     view,
 )
 from rlinf.cli.failure import Debug, report, reporting
+from rlinf.cli.lasting_output import lasting
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
 
@@ -78,12 +79,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reporting.debug, reporting.log = False, None
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a terminal that lacks a character
-    try:
-        app(args=None if arguments is None else list(arguments))
-    except SystemExit as end:
-        return end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except Exception as error:  # noqa: BLE001 - the boundary of the program: report, then end
-        return report(error)
-    return 0
+    with lasting("stderr"):
+        try:
+            app(args=None if arguments is None else list(arguments))
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else 0
+        except KeyboardInterrupt:
+            return INTERRUPTED
+        except Exception as error:  # noqa: BLE001 - the boundary of the program: report, then end
+            return report(error)
+        return 0

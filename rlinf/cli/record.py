@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from rlinf.cli.failure import Debug
+from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
 from rlinf.cli.screen import say
 from rlinf.cli.train import Overrides
@@ -62,13 +63,14 @@ def record(
     from rlinf.runners.record import record as play
 
     write = lerobot_format(pictures, fps) if form == "lerobot" else None
-    found = play(
-        config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
-        noise=noise, write=write,
-    )  # fmt: skip
     look = "data show" if write else "check demonstrations"
-    say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
-        f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip
+    with lasting("stdout"):
+        found = play(
+            config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
+            noise=noise, write=write,
+        )  # fmt: skip
+        say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
+            f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip
 
 
 def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:

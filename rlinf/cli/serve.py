@@ -7,16 +7,16 @@ import importlib.util
 import logging
 import os
 import secrets
-import signal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from rlinf.cli.failure import Debug
+from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import find_run_or_checkpoint
 from rlinf.cli.screen import say
-from rlinf.cli.train import INTERRUPTED
+from rlinf.cli.train import INTERRUPTED, end_signals
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.serving.server_address import require_listening
 
@@ -183,12 +183,13 @@ def _serve(
                 os._exit(INTERRUPTED)
             stop.set()
 
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in end_signals():
             loop.add_signal_handler(number, end)
         await server.run(stop, ready)
 
-    asyncio.run(serve())
-    say(f"stopped: {server.latencies}")
+    with lasting("stdout"):
+        asyncio.run(serve())
+        say(f"stopped: {server.latencies}")
 
 
 def require_serving(needed_for: str) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf.cli.failure import Debug, nothing_left_if_refused, reporting
+from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import CONFIG_FILE, check_new, check_writable, find_run
 from rlinf.cli.screen import say, show_table
 
@@ -122,15 +123,15 @@ def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, res
     from rlinf.monitor.run_directory import logging_to
 
     reporting.log = directory.log
-    print_batches(config)
-    say(f"\nrun directory: {directory.path}")
-    with logging_to(directory.log), stop_on_interrupt() as stop:
+    with logging_to(directory.log), lasting("stdout"), stop_on_interrupt() as stop:
+        print_batches(config)
+        say(f"\nrun directory: {directory.path}")
         from rlinf.runners.run import Run
 
         Run(task, config, directory, stop).run(resume=resume)
-    if stop.is_set():
-        say(f"\ninterrupted; continue with: rlinf resume {shlex.quote(str(directory.path))}")
-        raise typer.Exit(INTERRUPTED)
+        if stop.is_set():
+            say(f"\ninterrupted; continue with: rlinf resume {shlex.quote(str(directory.path))}")
+            raise typer.Exit(INTERRUPTED)
 
 
 def print_dry_run(config: PlacedConfig) -> None:
@@ -158,28 +159,38 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
 
     The runner looks at the flag between two steps, commits a checkpoint and returns. The second
     signal kills the child processes, removes their shared memory and exits with 130 without
-    waiting for anything.
+    waiting for anything. A terminal that hangs up sets the flag too, unless the command was started
+    to outlive it (``nohup``); it may do so several times, and ends nothing at once.
     """
     stop = threading.Event()
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
+            if number == signal.SIGHUP:
+                return
             _leave_nothing_behind()
             os._exit(INTERRUPTED)
         stop.set()
-        # A handler may interrupt a buffered write, so it writes past the buffers.
-        os.write(
-            sys.__stderr__.fileno() if sys.__stderr__ else 2,
-            b"\nStopping: the step or evaluation under way ends, then a checkpoint is committed. "
-            b"Ctrl-C again ends the run at once.\n",
-        )
+        with contextlib.suppress(OSError):  # nobody may be there to read it
+            # A handler may interrupt a buffered write, so it writes past the buffers.
+            os.write(
+                sys.__stderr__.fileno() if sys.__stderr__ else 2,
+                b"\nStopping: the step or evaluation under way ends, then a checkpoint is "
+                b"committed. A further Ctrl-C or SIGTERM ends the run at once.\n",
+            )
 
-    before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, handle) for number in end_signals()}
     try:
         yield stop
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def end_signals() -> list[signal.Signals]:
+    """Those that ask a command to end; not a terminal's end where `nohup` started it."""
+    outlives = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [signal.SIGINT, signal.SIGTERM, *([] if outlives else [signal.SIGHUP])]
 
 
 def _leave_nothing_behind() -> None:

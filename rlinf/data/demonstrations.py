@@ -21,7 +21,7 @@ from safetensors.numpy import load, save
 
 from rlinf.config.nearest import nearest_names
 from rlinf.conformance import CheckResult, outcome, require
-from rlinf.data.lerobot.layout import is_lerobot
+from rlinf.data.lerobot.layout import is_lerobot, regular_file
 from rlinf.errors import ConfigError
 
 FORMAT = "rlinf-demonstrations/1"
@@ -165,7 +165,7 @@ class Demonstrations:
                 raise ConfigError(
                     f"{directory} is of the format {info['format']!r}, expected {FORMAT!r}"
                 )
-            frames = (directory / _FRAMES).read_bytes()
+            frames = regular_file(directory / _FRAMES).read_bytes()
             if hashlib.sha256(frames).hexdigest() != info["sha256"]:
                 raise ConfigError(
                     f"{directory}: {_FRAMES} is not what was written (its SHA-256 is another than "

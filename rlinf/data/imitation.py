@@ -188,7 +188,7 @@ class SetOptions(StrictModel):
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
-                texts = tuple(each.text for each in found.episodes)
+                texts = found.texts
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
                 actions = found.vectors(self.actions)
@@ -269,15 +269,15 @@ class SetOptions(StrictModel):
                 f"the environment shows no `{unknown[0]}`; {did_you_mean(unknown[0], shown)}",
                 key="observations",
             )
-        tasks = [self._task(each.text, spec) for each in found.episodes]
-        lengths = [each.length for each in found.episodes]
+        numbers = found.text_numbers
+        tasks = {number: self._task(found.texts[number], spec) for number in set(numbers.tolist())}
         columns: dict[str, Column] = {}
         for key, shape in shown.items():
             if key == TASK_IDS:
-                columns[key] = np.repeat(np.array(tasks, np.int64), lengths)
+                known = [tasks.get(number, 0) for number in range(len(found.texts))]
+                columns[key] = np.array(known, np.int64)[numbers]
             elif key == INSTRUCTION_KEY:
-                texts = np.stack([instruction_bytes(each.text) for each in found.episodes])
-                columns[key] = np.repeat(texts, lengths, axis=0)
+                columns[key] = np.stack([instruction_bytes(each) for each in found.texts])[numbers]
             else:
                 columns[key] = self._column(found, key, shape)
         return columns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections import deque
@@ -113,6 +114,7 @@ class Run:
             self._progress.stop()
             if not self.interrupted:
                 self.task.conclude(self)
+            self._store.require(self.state.step)
             if not self.interrupted:  # else there may be something left to make up for
                 self.directory.note_end(self._end)
         return self.state
@@ -217,12 +219,29 @@ class Run:
             self.state.score, self.state.score_step = found.score, self.state.step
         return {**found.metrics, "time/eval": time.perf_counter() - begin}
 
-    def restore_best(self) -> int:
-        """Give the workers what they held after the best evaluation that is kept; its step."""
-        best = self._store.load("best")
-        self.groups.load_state(best.tree["workers"], best.path)
-        self._weights_of = -1
-        return best.step
+    def restore_best(self) -> tuple[int, float] | None:
+        """Give the workers what they held after the best evaluation whose weights there are.
+
+        Those are kept in checkpoints, unless there was no room for one; and the workers have those
+        of the last step. Returns the step and what its evaluation found; None where the last
+        weights are all there is, and were not evaluated.
+        """
+        state = self.state
+        last = state.score if state.evaluated_now else -math.inf
+        try:
+            best = self._store.load("best")
+        except CheckpointError as error:
+            log.warning("%s", error)
+            best = None
+        if best is None or best.metric is None or best.metric <= last:
+            found = (state.step, last) if state.evaluated_now else None
+        else:
+            self.groups.load_state(best.tree["workers"], best.path)
+            self._weights_of = -1
+            found = best.step, best.metric
+        if found is None or found[1] < state.best_score:
+            log.warning("the weights of the best evaluation are not among those that were kept")
+        return found
 
     def log(self, metrics: dict[str, float]) -> None:
         """Write numbers down beside those of the last step, where there are any."""

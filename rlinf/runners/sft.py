@@ -113,8 +113,9 @@ class SupervisedTask(Task[ConfigT]):
         counts, seconds = self.counts, run.state.training_seconds
         print(f"training: {counts.rows} rows, {counts.terms} terms in {seconds:.1f} s")
         if math.isfinite(run.state.best_score):
-            step = run.restore_best()
-            print(f"{self.best(run.state.best_score)}, after step {step}")
+            best = run.restore_best()
+            if best is not None:
+                print(f"{self.best(best[1])}, after step {best[0]}")
         self.leave(run)
         run.show_curve()
 

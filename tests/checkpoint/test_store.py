@@ -15,7 +15,7 @@ import torch
 from rlinf.checkpoint import contents as contents_module
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.contents import load_checkpoint
-from rlinf.checkpoint.files import write_atomic
+from rlinf.checkpoint.files import is_disk_full, write_atomic
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.errors import CheckpointError
 from tests.checkpoint.trees import assert_same, small_state, state_of_everything
@@ -219,6 +219,32 @@ def test_full_disk_warns_and_harms_nothing(tmp_path, monkeypatch, caplog, code, 
     monkeypatch.undo()
     store.save(50, small_state(50), blocking=True)
     assert store.load().step == 50
+
+
+def test_a_step_that_must_be_there_is_asked_for(tmp_path, monkeypatch):
+    store = filled(tmp_path)
+    store.require(30)
+    store.require(35)  # nobody tried to save it
+    full_disk(monkeypatch)
+    store.save(40, small_state(40))
+    with pytest.raises(CheckpointError, match=r"step, 40, was not written.*No space") as caught:
+        store.require(40)
+    assert is_disk_full(caught.value.__cause__)
+    monkeypatch.undo()
+    store.save(40, small_state(40))
+    store.require(40)
+
+
+def test_a_run_that_was_moved_is_not_made_again_at_its_old_place(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    store = open_store(run / "checkpoints")
+    store.save(1, small_state(1), blocking=True)
+    run.rename(tmp_path / "moved")
+    with pytest.raises(CheckpointError, match=r"run is no longer there: a run that is moved"):
+        store.save(2, small_state(2), blocking=True)
+    assert not run.exists()
+    assert open_store(tmp_path / "moved/checkpoints").load().step == 1
 
 
 def test_full_disk_may_stop_the_run(tmp_path, monkeypatch):

@@ -12,7 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlinf.cli.train import stop_on_interrupt
+from rlinf.cli.lasting_output import lasting
+from rlinf.cli.screen import say
+from rlinf.cli.train import end_signals, stop_on_interrupt
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 
 
@@ -23,6 +25,72 @@ def test_the_first_signal_sets_the_flag_and_the_handlers_come_back() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(10)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint_and_never_at_once() -> None:
+    with stop_on_interrupt() as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.wait(10)
+
+
+def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        with stop_on_interrupt() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0.2)
+            assert signal.SIGHUP not in end_signals()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_stop_is_asked_for_although_nobody_reads_what_it_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as broken, stop_on_interrupt() as stop:
+        monkeypatch.setattr(sys, "__stderr__", broken)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+
+
+@pytest.mark.parametrize("kind", ["closed pipe", "full disk"])
+def test_a_command_outlives_its_output(
+    kind: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if kind == "full disk":
+        target = open("/dev/full", "w")  # noqa: SIM115 - closed below, when it no longer fails
+    else:
+        reading, writing = os.pipe()
+        os.close(reading)
+        target = os.fdopen(writing, "w")
+    monkeypatch.setattr(sys, "stdout", target)
+    with lasting("stdout"):
+        for _ in range(3):
+            print("a line", flush=True)
+        say("another")
+    assert sys.stdout is target
+    target.close()
+    (told,) = [record.getMessage() for record in caplog.records]
+    why = "No space left on device" if kind == "full disk" else "Broken pipe"
+    assert told == (
+        f"nothing more can be written to standard output ({why}): the command goes on without it"
+    )
+
+
+def test_streams_that_are_closed_are_not_those_of_a_run(tmp_path: Path) -> None:
+    """The first files that a process opens would else be its standard output and error."""
+    program = (
+        "import os, sys; sys.argv = ['rlinf', '--version']; os.closerange(0, 3);"
+        "from rlinf.__main__ import main; code = main();"
+        f"file = open({str(tmp_path / 'file')!r}, 'w'); file.write(str(file.fileno()));"
+        "file.flush(); print('printed', flush=True); os.write(2, b'written'); os._exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False)
+    assert done.returncode == 0
+    assert int((tmp_path / "file").read_text()) > 2
 
 
 PROGRAM = """

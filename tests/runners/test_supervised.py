@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from rlinf.checkpoint import store as store_module
+from rlinf.checkpoint.manifest import Manifest
 from rlinf.cli.main import main
-from rlinf.errors import ConfigError
+from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.behaviour_cloning import BehaviourCloning
 from rlinf.runners.evaluation import evaluate
 
@@ -175,6 +179,49 @@ def test_the_best_weights_are_left_behind(tmp_path: Path) -> None:
     # An evaluation plays them, too.
     result = evaluate(BehaviourCloning, tmp_path / "run", items=2)
     assert result.checkpoint == f"run step {best}"
+
+
+@pytest.mark.parametrize("full_from", [1, 2])
+def test_on_a_full_disk_what_is_told_is_what_is_left_behind(
+    full_from: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where the best weights did not fit, those of the last step or the best that are kept count,
+    and the run does not end as if its last checkpoint were there."""
+    real = store_module.write_files
+
+    def write(directory: Path, manifest: Manifest, *rest: Any) -> None:
+        if manifest.step >= full_from:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(directory, manifest, *rest)
+
+    monkeypatch.setattr(store_module, "write_files", write)
+    recipe = write_cloning(tmp_path)
+    options = ["runner.total_steps=3", "validation.interval=1"]
+    with pytest.raises(CheckpointError, match=r"last step, 3, was not written.*No space left"):
+        run_recipe(recipe, tmp_path / "run", *options)
+    losses = [line["validation/loss"] for line in metrics(tmp_path / "run")]
+    assert losses == sorted(losses, reverse=True), "the last was to be the best"
+    assert f"smallest validation loss: {losses[-1]:.4f}, after step 3" in capsys.readouterr().out
+    monkeypatch.undo()
+    run_recipe(recipe, tmp_path / "other", *options)
+    for name, value in weights(tmp_path / "run").items():
+        np.testing.assert_array_equal(value, weights(tmp_path / "other")[name])
+
+
+def test_of_the_weights_that_are_kept_the_best_are_left_behind(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    recipe = write_cloning(tmp_path)
+    options = ["actor.optim.lr=0.3", "actor.optim.max_grad_norm=null", "validation.interval=1"]
+    keep = ["checkpoint.keep_best=0", "checkpoint.keep_last=1", "checkpoint.interval=100"]
+    run_recipe(recipe, tmp_path / "run", "runner.total_steps=8", *options, *keep)
+    losses = [line["validation/loss"] for line in metrics(tmp_path / "run")]
+    assert min(losses) < losses[-1], "the loss was to rise"
+    assert f"smallest validation loss: {losses[-1]:.4f}, after step 8" in capsys.readouterr().out
+    assert "the weights of the best evaluation are not among those that were kept" in caplog.text
 
 
 @pytest.mark.parametrize("ranks", [2, 4])

@@ -49,10 +49,17 @@ class Feature:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Feature:
-        """From its entry in ``meta/info.json``, where channels may come first."""
-        dtype, shape, names = given["dtype"], tuple(given["shape"]), given.get("names")
+        """From its entry in ``meta/info.json``, where channels may come first; ValueError."""
+        dtype, shape, names = given["dtype"], given["shape"], given.get("names")
+        if not isinstance(dtype, str):
+            raise ValueError(f"dtype is {dtype!r}, expected the name of a type")
+        sized = isinstance(shape, list) and all(type(each) is int and each > 0 for each in shape)
+        if not sized:
+            raise ValueError(f"shape is {shape!r}, expected a list of whole numbers above 0")
+        shape = tuple(shape)
         if dtype in ("image", "video") and len(shape) == 3:
-            first = str(names[0]).startswith("c") if names else shape[0] in (1, 3)
+            listed = names if isinstance(names, list) else []
+            first = str(listed[0]).startswith("c") if listed else shape[0] in (1, 3)
             shape = (*shape[1:], shape[0]) if first else shape
         return cls(dtype, shape)
 
@@ -62,11 +69,21 @@ def is_lerobot(directory: Path) -> bool:
     return (directory / INFO).is_file()
 
 
+def regular_file(path: Path) -> Path:
+    """The same path; OSError where there is something else than a file, whose reading may wait."""
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is no file")
+    return path
+
+
 def read_info(directory: Path) -> dict[str, Any]:
     """``meta/info.json``; ConfigError unless it is one of version 3."""
     try:
-        info = json.loads((directory / INFO).read_text())
+        info = json.loads(regular_file(directory / INFO).read_text(encoding="utf-8"))
         version, _ = str(info["codebase_version"]), info["features"].items()
+        for key in ("data_path", "video_path"):
+            if not isinstance(info.get(key) or "", str):
+                raise TypeError(f"{key} is {info[key]!r}, expected a text")
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
             f"{directory} is no LeRobot set: {INFO}: {type(error).__name__}: {error}"

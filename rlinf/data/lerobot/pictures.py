@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from rlinf.data.lerobot.layout import av, parquet
+from rlinf.data.lerobot.layout import av, parquet, regular_file
 from rlinf.errors import ConfigError
 
 _OPEN_VIDEOS = 16
@@ -115,7 +115,7 @@ class _Video:
         package = av()
         self._path, self._half, self._failure = path, 0.5 / fps, package.FFmpegError
         try:
-            self._container = package.open(str(path))
+            self._container = package.open(str(regular_file(path)))
             self._stream = self._container.streams.video[0]
         except (OSError, IndexError, package.FFmpegError) as error:
             raise ConfigError(f"{path} is no whole video: {error}; copy it again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,8 +23,15 @@ from rlinf.data.lerobot.layout import (
     Feature,
     parquet,
     read_info,
+    regular_file,
 )
 from rlinf.data.lerobot.pictures import ImagePictures, VideoPictures
+from rlinf.data.lerobot.placement_check import (
+    check_video_spans,
+    numbers_of,
+    read_row_tasks,
+    seconds_of,
+)
 from rlinf.errors import ConfigError
 
 
@@ -34,16 +42,23 @@ class LeRobotEpisode:
     Args:
         first: Row at which it begins, among all rows of the set.
         length: Frames.
-        text: What was to be done, in words; empty where the set does not say.
+        texts: What was to be done, in words, in one step or another; none where the set does
+            not say.
         data: File of its rows.
-        videos: By feature, file and the second at which it begins there.
+        videos: By feature, file and the seconds at which it begins and, where the set says so,
+            ends there.
     """
 
     first: int
     length: int
-    text: str
+    texts: tuple[str, ...]
     data: Path
-    videos: Mapping[str, tuple[Path, float]]
+    videos: Mapping[str, tuple[Path, float, float | None]]
+
+    @property
+    def text(self) -> str:
+        """The first of its texts, or nothing."""
+        return next(iter(self.texts), "")
 
 
 class LeRobotSet:
@@ -61,7 +76,7 @@ class LeRobotSet:
         self.directory = directory
         self.info = read_info(directory)
         try:
-            self.fps = float(self.info["fps"])
+            self.fps = _rate_of(self.info["fps"])
             self.features = {k: Feature.of(v) for k, v in self.info["features"].items()}
             self.tasks = self._guarded(self._read_tasks)
             self.episodes: tuple[LeRobotEpisode, ...] = self._guarded(self._read_episodes)
@@ -99,10 +114,7 @@ class LeRobotSet:
             raise ConfigError(f"`{name}` of {self.directory} is no vector, but {feature.dtype}")
 
         def read(path: Path) -> np.ndarray:
-            column = parquet().read_table(path, columns=[name]).column(name).combine_chunks()
-            while hasattr(column, "flatten") and column.type.num_fields:
-                column = column.flatten()
-            values = column.to_numpy(zero_copy_only=False)
+            values = numbers_of(path, name)
             if values.size % width or values.size // width != self._lengths[path]:
                 raise ConfigError(
                     f"{path}: `{name}` has {values.size} numbers in {self._lengths[path]} rows, "
@@ -122,7 +134,7 @@ class LeRobotSet:
                 f"`{name}` of {self.directory} is no camera; {did_you_mean(name, cameras)}"
             )
         if feature.dtype == "video":
-            begins = [(each.first, *each.videos[name]) for each in self.episodes]
+            begins = [(each.first, *each.videos[name][:2]) for each in self.episodes]
             return VideoPictures(name, feature.shape, begins, len(self), self.fps)
         files: dict[Path, int] = {}
         for each in self.episodes:
@@ -169,15 +181,16 @@ class LeRobotSet:
         """Texts by index; the column of the texts is pandas' index, of whatever name."""
         if not (self.directory / TASKS).exists():
             return ()
-        columns = parquet().read_table(self.directory / TASKS).to_pydict()
+        columns = parquet().read_table(regular_file(self.directory / TASKS)).to_pydict()
         numbers = columns.pop("task_index")
         (texts,) = columns.values()
-        return tuple(text for _, text in sorted(zip(numbers, texts, strict=True)))
+        known = dict(zip(numbers, texts, strict=True))
+        return tuple(str(known[number]) for number in range(len(known)))
 
     def _read_episodes(self) -> tuple[LeRobotEpisode, ...]:
         rows: list[dict[str, Any]] = []
         for path in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
-            names = parquet().read_schema(path).names
+            names = parquet().read_schema(regular_file(path)).names
             kept = [name for name in names if not name.startswith("stats/")]
             rows += parquet().read_table(path, columns=kept).to_pylist()
         rows.sort(key=lambda row: row["episode_index"])
@@ -192,6 +205,7 @@ class LeRobotSet:
             name: (
                 path(self.info.get("video_path") or VIDEO, f"videos/{name}", video_key=name),
                 float(row[f"videos/{name}/from_timestamp"]),
+                seconds_of(row, f"videos/{name}/to_timestamp"),
             )
             for name, feature in self.features.items()
             if feature.dtype == "video"
@@ -199,7 +213,7 @@ class LeRobotSet:
         return LeRobotEpisode(
             first=int(row["dataset_from_index"]),
             length=int(row["length"]),
-            text=next(iter(row.get("tasks") or ()), ""),
+            texts=tuple(str(text) for text in row.get("tasks") or ()),
             data=path(self.info.get("data_path") or DATA, "data"),
             videos=videos,
         )
@@ -222,17 +236,41 @@ class LeRobotSet:
             expected += episode.length
             wanted[episode.data] = wanted.get(episode.data, 0) + episode.length
         for path, rows in wanted.items():
+            self._guarded(partial(regular_file, path))
             found = self._guarded(partial(parquet().read_metadata, path)).num_rows
             if found != rows:
                 raise ConfigError(
                     f"{path} holds {found} rows, the episodes in it {rows}; copy the set again"
                 )
         self._lengths = wanted
+        for name, feature in self.features.items():
+            if feature.dtype == "video":
+                spans = [each.videos[name] for each in self.episodes]
+                check_video_spans(name, spans, [e.length for e in self.episodes], self.fps)
+        read = partial(read_row_tasks, wanted, self.episodes, self.fps, self.tasks)
+        numbers = self._guarded(read)
+        self.texts, self.text_numbers = self._texts_of_rows(numbers)
         if self.info.get("total_frames", expected) != expected:
             raise ConfigError(
                 f"{self.directory}: the episodes have {expected} frames, meta/info.json says "
                 f"{self.info['total_frames']}; copy the set again"
             )
+
+    def _texts_of_rows(self, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
+        """The texts, and which of them each row is of; what lerobot says of an episode agrees."""
+        if not self.tasks:
+            texts = tuple(dict.fromkeys(each.text for each in self.episodes))
+            of = [texts.index(each.text) for each in self.episodes]
+            return texts, np.repeat(of, [each.length for each in self.episodes])
+        for number, each in enumerate(self.episodes):
+            seen = {self.tasks[n] for n in set(numbers[each.first :][: each.length].tolist())}
+            if each.texts and seen != set(each.texts):
+                raise ConfigError(
+                    f"{self.directory}: the rows of episode {number} are of "
+                    f"{', '.join(sorted(map(repr, seen)))}, meta/episodes says "
+                    f"{', '.join(sorted(map(repr, each.texts)))}; copy the set again"
+                )
+        return self.tasks, numbers
 
     def check_videos(self, names: Sequence[str]) -> None:
         """Refuse videos that are missing, broken, or shorter than their episodes."""
@@ -240,3 +278,10 @@ class LeRobotSet:
             pictures = self.pictures(name)
             if isinstance(pictures, VideoPictures):
                 pictures.check()
+
+
+def _rate_of(given: Any) -> float:
+    """Frames per second; ValueError unless it is a number above zero."""
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < math.inf:
+        raise ValueError(f"fps is {given!r}, expected a number above 0")
+    return float(given)

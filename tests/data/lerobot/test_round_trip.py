@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rlinf.data.imitation import SetOptions
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.data.lerobot.set_check import check_lerobot_set
 from rlinf.data.lerobot.writer import write_lerobot
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 
 from .sets import recorded
@@ -157,6 +160,126 @@ def test_damage_is_said_in_one_line(change: str, told: str, written: Path, tmp_p
     with pytest.raises(ConfigError, match=told) as caught:
         read()
     assert "\n" not in str(caught.value)
+
+
+def change_column(path: Path, name: str, change: Any) -> None:
+    """Write a column of a Parquet file again; without it where nothing is left."""
+    table = parquet.read_table(path)
+    values = change(table.column(name).to_pylist())
+    number = table.column_names.index(name)
+    if values is None:
+        parquet.write_table(table.drop_columns([name]), path)
+    else:
+        parquet.write_table(table.set_column(number, name, pyarrow.array(values)), path)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "told"),
+    [
+        ("episode_index", lambda v: [*v[9:], *v[:9]], r"row 0 has episode_index 1, where .* 0 of"),
+        ("frame_index", lambda v: v[::-1], r"row 0 has frame_index 6, where meta/episodes has"),
+        ("frame_index", lambda v: [*v[:4], None, *v[5:]], r"row 4 has frame_index nan"),
+        ("index", lambda v: [v[1], v[0], *v[2:]], r"row 0 has index 1, where .* that is 0;"),
+        ("index", lambda _: None, r"has no column `index`; copy the set again"),
+        ("timestamp", lambda v: [1.5 * each for each in v], r"row 1 has timestamp 0\.07.*is 0\.05"),
+        ("timestamp", lambda v: ["a"] * len(v), r"`timestamp` holds no numbers"),
+        ("task_index", lambda v: [99, *v[1:]], r"row 0 has task_index 99, .* has tasks 0 to 1"),
+        ("task_index", lambda v: [-1, *v[1:]], r"row 0 has task_index -1"),
+        ("task_index", lambda v: [None, *v[1:]], r"row 0 has task_index nan"),
+        ("task_index", lambda v: [1 - n for n in v], r"rows of episode 0 are of 'close the"),
+    ],
+)
+def test_rows_that_lie_elsewhere_are_refused(
+    name: str, change: Any, told: str, written: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    change_column(tmp_path / "set/data/chunk-000/file-000.parquet", name, change)
+    with pytest.raises(ConfigError, match=told) as caught:
+        LeRobotSet(tmp_path / "set")
+    assert "\n" not in str(caught.value)
+
+
+def test_whole_rows_in_another_order_are_refused(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    file = tmp_path / "set/data/chunk-000/file-000.parquet"
+    table = parquet.read_table(file)
+    parquet.write_table(table.take(list(reversed(range(len(table))))), file)
+    with pytest.raises(ConfigError, match="row 0 has episode_index 2, where"):
+        LeRobotSet(tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("begins", "told"),
+    [
+        ([0.45, 0.0, 0.65], "of episode 0 lasts from 0.45 to 0.45 s .* has 9 frames, that is 0.45"),
+        ([0.0, 0.0, 0.0], "of episode 1 lasts from 0 to"),
+        ([-1.0, 0.45, 0.65], "of episode 0 begins at -1.0 s"),
+        ([float("nan"), 0.45, 0.65], "of episode 0 begins at nan s"),
+    ],
+)
+@pytest.mark.parametrize("ends", [True, False])
+def test_spans_of_videos_that_are_not_their_episodes_are_refused(
+    begins: list[float], told: str, ends: bool, written: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(written / "video", tmp_path / "set")
+    file = tmp_path / "set/meta/episodes/chunk-000/file-000.parquet"
+    change_column(file, f"videos/{MAIN}/from_timestamp", lambda _: begins)
+    if not ends:
+        change_column(file, f"videos/{MAIN}/to_timestamp", lambda _: None)
+        told = told if "begins" in told else "of episode 1 begins at 0 s .* before the end of"
+    with pytest.raises(ConfigError, match=told) as caught:
+        LeRobotSet(tmp_path / "set")
+    assert "\n" not in str(caught.value)
+
+
+def test_each_row_has_the_text_of_its_step(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    file = tmp_path / "set/data/chunk-000/file-000.parquet"
+    change_column(file, "task_index", lambda v: [0] * 5 + [1] * 4 + v[9:])
+    episodes = tmp_path / "set/meta/episodes/chunk-000/file-000.parquet"
+    both = ["open the window", "close the window"]
+    change_column(episodes, "tasks", lambda v: [both, *v[1:]])
+    found = LeRobotSet(tmp_path / "set")
+    assert found.episodes[0].texts == tuple(both)
+    told = [found.texts[n] for n in found.text_numbers[[4, 5, 9, 13]]]
+    assert told == [both[0], both[1], both[1], both[0]]
+    spec = EnvSpec.from_json(found.source["spec"])
+    taken = SetOptions().read(tmp_path / "set", spec)
+    np.testing.assert_array_equal(taken.columns["task_ids"][[4, 5, 9, 13]], [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"data_path": 3}, "data_path is 3, expected a text"),
+        ({"fps": 0}, "fps is 0, expected a number above 0"),
+        ({"fps": "20"}, "fps is '20'"),
+        ({"features": {"action": {"dtype": 7, "shape": [2]}}}, "dtype is 7, expected the name"),
+        ({"features": {"action": {"dtype": "float32", "shape": [0]}}}, r"shape is \[0\], expected"),
+        ({"features": {"action": {"dtype": "float32", "shape": "2"}}}, "shape is '2', expected"),
+        ({"features": 3}, "is no LeRobot set"),
+    ],
+)
+def test_descriptions_of_other_types_are_refused(
+    change: dict[str, Any], told: str, written: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    info = tmp_path / "set/meta/info.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), **change}))
+    with pytest.raises(ConfigError, match=told) as caught:
+        LeRobotSet(tmp_path / "set")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pipe_in_place_of_a_file_is_not_waited_for(written: Path, tmp_path: Path) -> None:
+    for name in ("data/chunk-000/file-000.parquet", "meta/tasks.parquet",
+                 "meta/episodes/chunk-000/file-000.parquet"):  # fmt: skip
+        target = tmp_path / name.replace("/", "-")
+        shutil.copytree(written / "image", target)
+        (target / name).unlink()
+        os.mkfifo(target / name)
+        with pytest.raises(ConfigError, match="is no file"):
+            LeRobotSet(target)
 
 
 def test_what_a_set_does_not_have_is_named(written: Path, tmp_path: Path) -> None:

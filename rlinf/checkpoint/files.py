@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -13,7 +14,12 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 def is_disk_full(error: BaseException | None) -> bool:
     """Whether an error means that nothing is broken and there is no room."""
-    return isinstance(error, OSError) and error.errno in _DISK_FULL
+    if isinstance(error, OSError):
+        return error.errno in _DISK_FULL
+    if error is None or not type(error).__module__.startswith("safetensors"):
+        return False
+    told = re.search(r"\(os error (\d+)\)", str(error))  # all that it says of the system's error
+    return told is not None and int(told[1]) in _DISK_FULL
 
 
 def write_durable(path: Path, data: bytes) -> None:

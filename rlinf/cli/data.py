@@ -74,7 +74,7 @@ def stats(
     from rlinf.data.vector_statistics import vector_statistics
 
     if out is not None:
-        check_file_writable(out, "--out", "norm_stats.json")
+        check_file_writable(out, "--out", "norm_stats.json", b'"norm_stats"')
     names = ("mean", "std", "min", "max", "q01", "q99")
     found = {}
     for name, parts in _vectors(path.expanduser()).items():

@@ -99,7 +99,7 @@ def _full_disk(error: BaseException) -> str | None:
     if isinstance(error, OSError) and is_disk_full(error):
         what = f": {error.filename}" if error.filename else ""
         told = f"{error.strerror}{what}"
-    elif isinstance(error, RLinfError) and is_disk_full(error.__cause__):
+    elif is_disk_full(error) or (isinstance(error, RLinfError) and is_disk_full(error.__cause__)):
         told = str(error)
     else:
         return None

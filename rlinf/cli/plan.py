@@ -86,7 +86,7 @@ def plan(
         _show_memory(task, config, bytes_there)
         return
     if save is not None:
-        check_file_writable(save, "--save", "plan.yaml")
+        check_file_writable(save, "--save", "plan.yaml", b"\ncomponents:")
     asked = asked_for(config, steps=steps, lengths=lengths, timeline=timeline)
     words = [recipe, *(overrides or [])]
     found = _profile(task, config, words, measure=measure, given=given)

@@ -14,6 +14,8 @@ CONFIG_FILE = "config.yaml"
 LATEST = "latest"
 _MANIFEST = "manifest.json"
 _RUNS = Path("runs")
+_BEGINNING = 4096
+"""Bytes of a file in which it is seen what it is."""
 
 
 def find_run(given: str, recipes: Iterable[str] = ()) -> Path:
@@ -117,9 +119,23 @@ def check_writable(directory: Path, key: str) -> None:
     _try_to_write(existing, f"{key} = '{directory}'", instead)
 
 
-def check_file_writable(path: Path, option: str, example: str = "page.html") -> None:
-    """Refuse a file that cannot be made or replaced, before anything is worked out."""
+def check_file_writable(
+    path: Path, option: str, example: str = "page.html", mark: bytes = b""
+) -> None:
+    """Refuse a file that cannot be made or replaced, before anything is worked out.
+
+    One that is there is replaced where its beginning holds ``mark``, in lower case: it was written
+    so before. Any other may be what the user cannot do without.
+    """
     value = f"{option} = '{path}'"
+    if mark and path.is_file():
+        with path.open("rb") as file:
+            begin = file.read(_BEGINNING).lower()
+        if begin and mark not in begin:
+            raise ConfigError(
+                f"{value} exists and is something else; give a new file, such as "
+                f"{path.with_name(example)}, or remove it"
+            )
     if path.is_dir():
         raise ConfigError(f"{value} is a directory; give a file, such as {path / example}")
     if not path.parent.is_dir():

@@ -45,7 +45,7 @@ def view(
     from rlinf.monitor.report.page import REPORT_FILE, write_report
 
     page = output or path / REPORT_FILE
-    check_file_writable(page, "--output")
+    check_file_writable(page, "--output", mark=b"<!doctype html")
     report = run_report(path, wanted)
     if report.timeline_hint:
         complain(report.timeline_hint, label="note")

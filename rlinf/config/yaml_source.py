@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 from typing import Any
 
 import yaml
@@ -26,6 +27,10 @@ class _RecipeLoader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.deep_construct = True  # refuses an anchor that holds itself
+
+    def close(self) -> None:
+        """Let go of what it reads."""
+        self.dispose()
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """``{type:math}`` is to YAML one key without a value: name what is missing."""
@@ -65,35 +70,31 @@ class _RecipeDumper(yaml.SafeDumper):
 
 def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the mapping that ``text`` holds, no key twice, and the line of every dotted key."""
-    loader = _RecipeLoader(text)
     try:
-        node = loader.get_single_node()
-        if node is None:
-            return {}, {}
-        if not isinstance(node, yaml.MappingNode):
-            raise ConfigError(f"{where}: the top of a recipe must be a mapping (key: value)")
-        data = loader.construct_document(node)
-        lines: dict[str, int] = {}
-        _note_lines(node, "", where, lines)
-        return data, lines
+        with closing(_RecipeLoader(text)) as loader:
+            node = loader.get_single_node()
+            if node is None:
+                return {}, {}
+            if not isinstance(node, yaml.MappingNode):
+                raise ConfigError(f"{where}: the top of a recipe must be a mapping (key: value)")
+            data = loader.construct_document(node)
+            lines: dict[str, int] = {}
+            _note_lines(node, "", where, lines)
+            return data, lines
     except _UNREADABLE as error:
         raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
-    finally:
-        loader.dispose()
 
 
 def read_value(text: str, where: str) -> Any:
     """Return the value that ``text`` stands for in a recipe: number, text, list, null, …"""
-    loader = _RecipeLoader(text)
     try:
-        return loader.get_single_data()
+        with closing(_RecipeLoader(text)) as loader:
+            return loader.get_single_data()
     except _UNREADABLE as error:
         raise ConfigError(
             f"{where}: {text!r} is not a YAML value: {_one_line(error)}. "
             "Text with special characters needs quotes, inside those of the shell."
         ) from error
-    finally:
-        loader.dispose()
 
 
 def write_yaml(data: Any) -> str:

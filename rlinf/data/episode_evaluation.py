@@ -40,6 +40,11 @@ class EvaluationSpec(HashedSpec):
     def __post_init__(self) -> None:
         if not self.episodes:
             raise ConfigError("an evaluation needs at least one episode")
+        numbers = [("horizon", self.horizon), ("chunk", self.chunk),
+                   *(("episodes", each) for pair in self.episodes for each in pair)]  # fmt: skip
+        for name, number in numbers:
+            if type(number) is not int:
+                raise ConfigError(f"{name} of an evaluation holds {number!r}, no whole number")
         if len({episode for episode, _ in self.episodes}) < len(self.episodes):
             raise ConfigError("an evaluation lists every episode id once")
         if self.horizon < 1 or self.chunk < 1:

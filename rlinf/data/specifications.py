@@ -58,11 +58,12 @@ class HashedSpec(_Dataclass):
         stated = content.pop("sha256", None)
         try:
             spec = cls(**_with_tuples(content))
+            own = spec.sha256
         except (TypeError, ValueError) as error:
             raise ConfigError(f"{path} is no specification: {error}") from error
-        if stated not in (None, spec.sha256):
+        if stated not in (None, own):
             raise ConfigError(
-                f"{path} was changed after it was written: its hash is {spec.sha256[:12]}…, it "
+                f"{path} was changed after it was written: its hash is {own[:12]}…, it "
                 f"states {str(stated)[:12]}…. Remove the line `sha256` to make it a new one."
             )
         return spec

@@ -38,6 +38,7 @@ from rlinf.scheduler.errors import PlacementError
 from rlinf.scheduler.rank_text import parse_ranks
 
 Residency = Literal["resident", "offload"]
+MOST_PROCESSES = 65_536
 PLAN_FILE = "plan.yaml"
 """In a run directory: the plan that the run is under."""
 
@@ -48,7 +49,7 @@ class ComponentPlan(StrictModel):
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Hardware ranks that the component occupies, such as ``0-3,6``; without accelerators or CPU
     slots, node ranks."""
-    processes: int = Field(ge=1)
+    processes: int = Field(ge=1, le=MOST_PROCESSES)
     """Workers of the component, which share the devices, or divide them, evenly; by default one
     on each device."""
     residency: Residency = "resident"
@@ -75,6 +76,8 @@ class ComponentPlan(StrictModel):
                 devices = tuple(parse_ranks(devices, "device"))
             except PlacementError as error:
                 raise illegal("devices", str(error)) from error
+        if not isinstance(devices, tuple):
+            return {"processes": 1, **data}  # they are what is wrong
         return {"processes": len(devices), **data, "devices": devices}
 
     @field_validator("devices")

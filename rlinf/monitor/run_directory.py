@@ -196,6 +196,13 @@ def _target(link: Path) -> str | None:
 def _make(path: Path) -> list[Path]:
     """Make a directory; returns it and those above that were not there, the inner ones first."""
     try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"The run directory {path} has a name that is no UTF-8, which its files could not "
+            "hold. Give another one with --run-dir or runner.output_dir"
+        ) from error
+    try:
         made = [each for each in (path, *path.parents) if not each.exists()]
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -205,14 +212,20 @@ def _make(path: Path) -> list[Path]:
 
 
 def _check_kinds(path: Path) -> None:
-    """Refuse a file where a directory belongs, and the reverse."""
-    for name in ("checkpoints", "evaluations", "videos", "completions"):
-        if (path / name).exists() and not (path / name).is_dir():
-            raise UserError(f"{path / name} is a file, where a run has a directory: move it away")
-    for name in (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", "end.json",
-                 "env_spec.json", "origin.json"):  # fmt: skip
-        if (path / name).is_dir():
-            raise UserError(f"{path / name} is a directory, where a run has a file: move it away")
+    """Refuse a file where a directory belongs, the reverse, and links that lead nowhere."""
+    directories = ("checkpoints", "evaluations", "videos", "completions")
+    files = (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", "end.json",
+             "env_spec.json", "origin.json", "profile.json")  # fmt: skip
+    for name in directories + files:
+        place = path / name
+        if place.is_symlink() and not place.exists():
+            raise UserError(f"{place} is a link that leads nowhere: remove it")
+        if not place.exists():
+            continue
+        if name in directories and not place.is_dir():
+            raise UserError(f"{place} is a file, where a run has a directory: move it away")
+        if name in files and place.is_dir():
+            raise UserError(f"{place} is a directory, where a run has a file: move it away")
 
 
 def _check_writable(path: Path) -> None:

@@ -78,6 +78,9 @@ def test_a_view_passes_over_what_is_damaged(run: Path, capsys: pytest.CaptureFix
     told = capsys.readouterr().err
     assert "has no key `components`; shown is the plan of the configuration" in told
     assert (run / "report.html").is_file()
+    (run / "plan.yaml").write_bytes(bytes(400))
+    assert main(["view", str(run)]) == 0
+    assert "shown is the plan of the configuration" in capsys.readouterr().err
 
 
 def test_a_component_of_another_type_takes_none_of_the_former_keys(

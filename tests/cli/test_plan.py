@@ -98,6 +98,11 @@ def test_a_saved_plan_is_what_a_run_is_under(
     plan = Plan.load(file)
     assert plan.components["env"].devices == (0, 1)
     assert "env" in plan.components["env"].reason
+    assert main(["plan", recipe, SLOTS, *words]) == 0  # it replaces a plan, and no recipe
+    kept = Path(recipe).read_bytes()
+    assert main(["plan", recipe, SLOTS, *words[:3], recipe]) == 2
+    assert "exists and is something else; give a new file" in capsys.readouterr().err
+    assert Path(recipe).read_bytes() == kept
 
     run = tmp_path / "run"
     short = ["runner.total_env_steps=128", "runner.timeline=true", "logger.backends=[]"]

@@ -116,6 +116,14 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
         wanted = np.quantile(ours.actions, 0.99, axis=0)
         np.testing.assert_allclose(found.actions.q99, wanted, rtol=1e-5)
         assert found.states.dim == 39
+        # It replaces what it wrote, and nothing else.
+        assert main(["data", "stats", str(out), "--out", str(out.with_suffix(".json"))]) == 0
+        kept = next(each for each in out.rglob("*.json"))
+        before = kept.read_bytes()
+        capsys.readouterr()
+        assert main(["data", "stats", str(out), "--out", str(kept)]) == 2
+        assert "exists and is something else; give a new file" in capsys.readouterr().err
+        assert kept.read_bytes() == before
     assert main(["data", "show", str(tmp_path)]) == 2
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from safetensors import SafetensorError
 
 import rlinf
 from rlinf import __main__ as program
@@ -104,6 +105,10 @@ def test_a_full_disk_is_no_trace_and_says_how_to_go_on(
     assert "No space left on device: policy.safetensors" in shown
     assert "go on with: rlinf resume /dev\n" in shown
     assert "Traceback" not in shown
+    assert report(SafetensorError("Error while serializing: I/O error: … (os error 28)")) == 1
+    shown = capsys.readouterr().err
+    assert "go on with: rlinf resume /dev\n" in shown
+    assert "trace" not in shown.lower()
     refused = RunFailure("The checkpoint of step 4 was not written")
     refused.__cause__ = full
     assert report(refused) == 1

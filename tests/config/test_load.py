@@ -149,6 +149,8 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({}, ["quickstart", "=3"], ["form key=value"]),
         ({}, ["quickstart", "a..b=3"], ["form key=value"]),
         ({}, ["quickstart", "seed=[1"], ["command line: seed", "not a YAML value"]),
+        ({}, ["quickstart", "seed=\0"], ["command line: seed", "not a YAML value"]),
+        ({}, ["quickstart", "seed=\udcff"], ["command line: seed", "not a YAML value"]),
         ({}, ["quickstart", "a={b:1}"], ["command line: a", "`b:1` needs a space"]),
         ({"r.yaml": "a: {b: {c:d}}\n"}, ["r.yaml"], ["`c:d` needs a space", "line 1"]),
         ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),

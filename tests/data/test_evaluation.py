@@ -61,6 +61,14 @@ def test_spec_file_round_trip_and_tampering(tmp_path):
     del content["sha256"]
     path.write_text(json.dumps(content))
     assert EvaluationSpec.load(path).episodes[0] == (0, 5)
+    for changed, told in (({"horizon": float("nan")}, "horizon .* holds nan, no whole number"),
+                          ({"chunk": 1.5}, "chunk .* holds 1.5, no whole number"),
+                          ({"episodes": [[0, float("nan")]]}, "episodes .* holds nan"),
+                          ({"task": {"id": float("nan")}}, "is no specification: Out of range"),
+                          ({"episodes": 3}, "is no specification")):  # fmt: skip
+        path.write_text(json.dumps({**content, **changed}))
+        with pytest.raises(ConfigError, match=told):
+            EvaluationSpec.load(path)
 
 
 @pytest.mark.parametrize(

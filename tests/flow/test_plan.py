@@ -182,6 +182,8 @@ def test_a_plan_that_was_found_is_the_config_as_it_is(tmp_path):
         ({"env": "{devices: 0-1, granularity: 2}"}, r"has no key `granularity`"),
         ({"env": "{devices: a}"}, r"env\.devices = 'a'.*expected a number or 'first-last'"),
         ({"env": "{processes: 2}"}, r"env\.devices.*is required"),
+        ({"env": "{devices: null}"}, r"env\.devices.*null"),
+        ({"env": "{devices: 0, processes: 1000000000}"}, r"env\.processes = 1000000000 .*65536"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("_slots")

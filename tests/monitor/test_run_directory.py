@@ -79,6 +79,21 @@ def test_unwritable_places_are_user_errors(tmp_path):
         RunDirectory.create("/proc/runs", "reach")
 
 
+def test_a_name_that_files_could_not_hold_is_refused(tmp_path):
+    with pytest.raises(UserError, match=r"has a name that is no UTF-8.*--run-dir"):
+        RunDirectory.create("runs", "recipe", path=tmp_path / "run\udcff")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "plan.yaml", "env_spec.json", "videos"])
+def test_a_link_that_leads_nowhere_is_named(tmp_path, name):
+    with RunDirectory.create("runs", "recipe", path=tmp_path / "run") as run:
+        run.write_config("seed: 0\n")
+    (tmp_path / "run" / name).symlink_to(name)
+    with pytest.raises(UserError, match=f"{name} is a link that leads nowhere: remove it"):
+        RunDirectory.open(tmp_path / "run")
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)

@@ -111,6 +111,8 @@ def show(value: Any) -> str:
     """Return a value as it would be written in a recipe, shortened."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, tuple):
+        value = list(value)
     text = f"'{value}'" if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -10,6 +10,7 @@ import contextlib
 import faulthandler
 import fcntl
 import json
+import logging
 import os
 import select
 import signal
@@ -21,12 +22,15 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
 import rlinf
 from rlinf.errors import ConfigError, MissingPackageError, UserError
 from rlinf.processes.wire import receive, send
+
+log = logging.getLogger(__name__)
 
 Loss = Literal["crash", "hang", "exception", "memory"]
 """How a child was lost: it ended, it did not answer in time, it says that it cannot go on, or its
@@ -40,6 +44,8 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_
 
 _TAIL_BYTES = 4000
 _LARGEST_LOG = 16 * 2**20
+_LOGGED_BYTES = 64 * 2**10
+"""Of what a child prints, so much goes to the log."""
 _STACK_SECONDS = 0.3
 _END_SECONDS = 1.0
 _LONGEST_POLL_SECONDS = 1.0
@@ -80,7 +86,7 @@ class SupervisedProcess:
 
     It builds what it works with when it is started; :meth:`receive` has its answer to that. Ctrl-C
     reaches the parent alone, which ends the child cleanly; what the child prints goes to a file
-    that is read when it is lost.
+    that is read when it is lost, and its beginning to the log, line by line.
 
     Args:
         module: One of this package, whose ``main(lifeline, commands, *descriptors)`` calls
@@ -135,6 +141,7 @@ class SupervisedProcess:
             theirs.close()
             os.close(lifeline)
         self.pid = self._process.pid
+        self._module, self._logged = module, 0
         with contextlib.suppress(OSError):  # one that has ended already is noticed later
             send(self.connection, {"operation": "start", **settings})
 
@@ -176,6 +183,7 @@ class SupervisedProcess:
             raise self._hang("a message was not given in time") from error
         except (EOFError, OSError, ValueError) as error:
             raise self._crash() from error
+        self._log_printed()
         if "pid" in message:  # the interpreter may be a program that starts another
             self.pid = int(message["pid"])
         if "error" in message:
@@ -221,6 +229,20 @@ class SupervisedProcess:
         text = f"{how}; the end of its output:\n{self.output_tail()}"
         return ProcessLostError("crash", text)
 
+    def _log_printed(self) -> None:
+        """Log what it has printed since the last message, in whole lines, until it is much."""
+        file, left = self._log.fileno(), _LOGGED_BYTES - self._logged
+        if left <= 0 or os.fstat(file).st_size <= self._logged:
+            return
+        printed = os.pread(file, left, self._logged)
+        much = len(printed) == left
+        lines, end, _ = (printed, b"", b"") if much else printed.rpartition(b"\n")
+        self._logged += len(lines + end)
+        for line in lines.decode(errors="replace").splitlines():
+            log.info("process %d (%s) printed: %s", self.pid, self._module, line)
+        if much:
+            log.info("process %d (%s) prints much: the rest is left out", self.pid, self._module)
+
     def output_tail(self) -> str:
         """The end of what it printed."""
         size = os.fstat(self._log.fileno()).st_size
@@ -261,6 +283,8 @@ def serve(
         answer: From a message, with its ``operation``, to the content of its answer.
     """
     _watch_parent(lifeline)
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # what is printed is logged, and in its order
     lost = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError)
     with socket.socket(fileno=commands) as connection, lost:
         while True:

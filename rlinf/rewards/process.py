@@ -20,6 +20,9 @@ from rlinf.processes.child import serve
 from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.protocol import RewardFunction, RewardInput, RewardOutput
 
+_LARGEST = 3.4028234663852886e38
+"""Finite number of 32 bits, which rewards are stored in."""
+
 
 class Scorer:
     """The functions of a recipe, built, and their weighted sum.
@@ -38,8 +41,8 @@ class Scorer:
     def score(self, sample: RewardInput) -> RewardOutput:
         """What a sample is worth; a function that fails makes it invalid."""
         parts: dict[str, float] = {}
-        for number, (name, function) in enumerate(self._functions.items()):
-            self._at(number)
+        for place, (name, function) in enumerate(self._functions.items()):
+            self._at(place)
             try:
                 value: Any = function(sample)
             except Exception as error:  # noqa: BLE001 - one sample must not end the run
@@ -47,13 +50,24 @@ class Scorer:
             detail = ""
             if isinstance(value, bool) or not isinstance(value, numbers.Real):
                 detail = f"it returned {value!r:.200}, a {type(value).__name__}, not a number"
-            elif not math.isfinite(value):
-                detail = f"it returned {float(value)}"
+            elif not abs(number := _as_float(value)) <= _LARGEST:  # NaN is neither
+                detail = f"it returned {number}, no finite number of 32 bits"
             if detail:
                 return RewardOutput.invalid(name, "not_a_number", detail, parts)
-            parts[name] = float(value)
-        reward = math.fsum(self._weights[name] * value for name, value in parts.items())
+            parts[name] = number
+        weighted = [self._weights[name] * value for name, value in parts.items()]
+        reward = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
+        if not abs(reward) <= _LARGEST:
+            return RewardOutput.invalid("", "not_a_number", f"the weighted sum is {reward}", parts)
         return RewardOutput(reward=reward, parts=parts)
+
+
+def _as_float(value: Any) -> float:
+    """Infinity for whole numbers that none stands for."""
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
 
 
 def main(lifeline: int, commands: int, progress: int) -> None:

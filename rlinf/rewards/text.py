@@ -13,7 +13,12 @@ from rlinf.rewards.protocol import AnswerConfig, RewardFunctionConfig, RewardInp
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_MARKS = re.compile(
+    r"(?<=\d),(?=\d{3}(?!\d))"  # of thousands
+    r"|(?!(?<=\d)[.,/:*^-]\d)(?!(?<!\w)-\.?\d)(?!(?<!\w)\.\d)"
+    rf"[{re.escape(string.punctuation)}]"
+)
+"""Punctuation that is no part of a number."""
 _TOO_MANY_TAGS = 0.25
 
 
@@ -72,16 +77,25 @@ def normalize(
     strip_articles: bool = True,
     strip_whitespace: bool = True,
 ) -> str:
-    """A text without what two equal answers may differ in (Rajpurkar et al. 2016, SQuAD)."""
+    """A text without what two equal answers may differ in (Rajpurkar et al. 2016, SQuAD).
+
+    Other than there, marks that belong to a number stay (a sign, a point, a fraction bar, but no
+    comma before three digits), and a step that would leave nothing is left out: an answer of
+    nothing is none, and ``A`` is one.
+    """
     if lower:
         text = text.lower()
     if strip_punctuation:
-        text = text.translate(_PUNCTUATION)
+        text = _unless_empty(_MARKS.sub("", text), text)
     if strip_articles:
-        text = re.sub(r"\b(a|an|the)\b", " ", text, flags=re.IGNORECASE)
+        text = _unless_empty(re.sub(r"\b(a|an|the)\b", " ", text, flags=re.IGNORECASE), text)
     if strip_whitespace:
         text = " ".join(text.split())
     return text
+
+
+def _unless_empty(text: str, instead: str) -> str:
+    return text if text.strip() else instead
 
 
 def _check_pattern(pattern: str, most_groups: int | None = None) -> None:
@@ -109,7 +123,7 @@ class ExactMatchConfig(AnswerConfig):
     lower: bool = True
     """Take capital letters for small ones."""
     strip_punctuation: bool = True
-    """Leave out punctuation."""
+    """Leave out punctuation, but for that within a number."""
     strip_articles: bool = True
     """Leave out a, an and the."""
     strip_whitespace: bool = True

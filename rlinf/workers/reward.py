@@ -45,7 +45,8 @@ class RewardWorker(StageWorker):
         """Start the processes that score."""
         with in_section("model"):
             self._tokenizer = load_tokenizer(self._model)
-        self._pool = RewardPool(self._reward)
+        with in_section("reward"):
+            self._pool = RewardPool(self._reward)
 
     def score(self, completions: InputStream, keep: int = 0) -> Generator[Emit, None, RewardReport]:
         """Stage: score groups as they come; returns a :class:`RewardReport` with those ``keep`` of

@@ -26,6 +26,9 @@ def main(lifeline, commands, memory=-1):
         if operation == "die":
             print("last words", flush=True)
             os._exit(3)
+        if operation == "print":
+            for number in range(message["lines"]):
+                print(number, "x" * message["width"])
         if operation == "sleep":
             time.sleep(message["seconds"])
         if operation == "count":

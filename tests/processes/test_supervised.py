@@ -45,6 +45,21 @@ def test_it_answers_in_order_and_ends_when_it_is_closed(start):
     process.close()  # again
 
 
+def test_what_it_prints_is_logged_until_it_is_much(start, caplog):
+    caplog.set_level("INFO", "rlinf")
+    process = start()
+    process.receive(30.0)
+    process.ask("print", seconds=10.0, lines=2, width=3)
+    process.ask("echo", seconds=10.0)
+    told = f"process {process.pid} ({CHILD}) print"
+    assert caplog.messages == [f"{told}ed: 0 xxx", f"{told}ed: 1 xxx"]
+    caplog.clear()
+    process.ask("print", seconds=10.0, lines=100, width=1000)
+    process.ask("print", seconds=10.0, lines=1, width=1)
+    assert 60 < len(caplog.messages) < 70
+    assert caplog.messages[-1] == f"{told}s much: the rest is left out"
+
+
 def test_what_it_refuses_is_raised_as_what_it_was(start):
     with pytest.raises(ConfigError, match="is wrong") as refused:
         start({"refuse": "options.task"}).receive(30.0)

@@ -186,6 +186,20 @@ def test_each_normalisation_can_be_switched_off(off, text, reference):
     assert normalize(text, **{off: False}) != normalize(reference, **{off: False})
 
 
+@pytest.mark.parametrize(
+    ("reference", "completion", "right"),
+    [
+        ("-5", "5", False), ("1.5", "15", False), ("1/2", "12", False), ("+", "-", False),
+        ("[1,2]", "12", False), ("-.5", ".5", False), ("x = -5", "x = 5", False),
+        ("A", "", False), ("A", "the", False), ("A", "a.", True), ("1,000", "1000", True),
+        ("42", "42.", True), ("5", "$5", True), ("covid-19", "COVID19", True), ("-3", "(-3)", True),
+    ],
+)  # fmt: skip
+def test_marks_of_a_number_and_an_answer_of_one_letter_count(reference, completion, right):
+    reward = ExactMatchConfig(extract="everything").build()
+    assert reward(sample(completion, reference)) == float(right)
+
+
 @given(st.text())
 def test_normalising_twice_changes_nothing_more(text):
     """The order of the steps is that of SQuAD, where it holds but for case and marks."""

@@ -45,6 +45,8 @@ def pool():
         ("memory", "mine/exception", "MemoryError"),
         ("nan", "mine/not_a_number", "nan"),
         ("infinity", "mine/not_a_number", "-inf"),
+        ("value 1e39", "mine/not_a_number", r"1e\+39, no finite number of 32 bits"),
+        ("integer -1" + 400 * "0", "mine/not_a_number", "-inf, no finite number of 32 bits"),
         ("text 1.0", "mine/not_a_number", "'1.0', a str"),
         ("none", "mine/not_a_number", "NoneType"),
         ("truth", "mine/not_a_number", "True, a bool"),
@@ -170,6 +172,10 @@ def test_the_sum_is_weighted_and_every_part_is_named():
     assert dict(good.parts) == {"first": 3.0, "second": 30.0, "watched": 3.0}
     assert good.reward == 2 * 3 - 0.5 * 30
     assert bad.fault == "first/exception"
+    with RewardPool(config(functions={"much": {**BEHAVE, "weight": 1e30}}, processes=1)) as pool:
+        (over,) = pool.score([sample("value 1e10")])
+    assert (over.fault, over.reward) == ("not_a_number", 0.0)
+    assert "the weighted sum is 1e+40" in str(over.reason)
 
 
 def test_the_function_that_hangs_is_named():

@@ -69,12 +69,13 @@ class ACTPolicy(VisuomotorPolicy):
         published.setting("replace_final_stride_with_dilation", (False,))
         blocks, channels = stages_of(found, "backbone.")
         head, mlp = found.shape("action_head.weight"), "encoder.layers.0.linear1.weight"
+        divisors = (n for n in range(1, head[1] + 1) if head[1] % n == 0)
         return ACTNetwork(
             ACTSize(
                 backbone=ResNetSize(blocks, channels),
                 width=head[1],
                 mlp=found.shape(mlp)[0],
-                heads=published.settings.get("n_heads", 8),
+                heads=published.setting("n_heads", (8, *divisors)),
                 encoder_layers=layers_of(found, "encoder.layers"),
                 decoder_layers=layers_of(found, "decoder.layers"),
                 latent_layers=layers_of(found, "vae_encoder.layers"),

@@ -21,6 +21,8 @@ from rlinf.models.vla.conventions import ActionConventions
 if TYPE_CHECKING:
     import numpy as np
 
+    from rlinf.envs.spec import EnvSpec
+    from rlinf.models.policy import Policy
     from rlinf.models.vla.statistics import Kind, Method, ModelStatistics
 
 log = logging.getLogger(__name__)
@@ -36,9 +38,14 @@ _METHODS: Mapping[str, Method | None] = {
 def normalisation(settings: Mapping[str, Any], path: Path) -> dict[str, Method | None]:
     """How ``VISUAL``, ``STATE`` and ``ACTION`` are normalised, as far as a config.json of lerobot
     says so; None: not at all. ConfigError where it names a method that is not known here."""
-    said: Mapping[str, str] = settings.get("normalization_mapping") or {}
+    said = settings.get("normalization_mapping") or {}
+    if not isinstance(said, Mapping):
+        raise ConfigError(
+            f"{path} has normalization_mapping: {said!r} in its config.json, expected a mapping",
+            key="path",
+        )
     for kind, method in said.items():
-        if method not in _METHODS:
+        if not isinstance(method, str) or method not in _METHODS:
             raise ConfigError(
                 f"{path} has normalization_mapping.{kind}: {method} in its config.json, which is "
                 f"not known here; nearest: {', '.join(_METHODS)}",
@@ -87,6 +94,27 @@ class PublishedConfig(ModelConfig):
                 hint="the directory of a published model, or preset: tiny",
             )
         return self
+
+    def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
+        """As of every model; ConfigError, too, where the files of `path` describe none."""
+        if self.path is None:
+            return super().build(env_spec, value_dim=value_dim, seed=seed)
+        import torch
+
+        try:
+            return super().build(env_spec, value_dim=value_dim, seed=seed)
+        except (torch.OutOfMemoryError, torch.AcceleratorError):
+            raise
+        except (
+            LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError
+        ) as error:  # fmt: skip
+            told = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+            raise ConfigError(
+                f"{self.path} cannot be read as a model of the type {self.type} ({told}): one of "
+                "its files, such as config.json, is damaged or of another version; copy the model "
+                "again",
+                key="path",
+            ) from error
 
     @property
     def starting_weights(self) -> Path | None:

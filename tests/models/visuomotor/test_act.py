@@ -122,6 +122,12 @@ def test_every_published_tensor_has_its_place() -> None:
     assert len(stored) == 233
 
 
+MISSHAPEN = {
+    "observation.state": {"type": "STATE", "shape": "x"},
+    **{f"observation.images.{name}": {"type": "VISUAL", "shape": [3, 32, 48]} for name in "ab"},
+}
+
+
 @pytest.mark.parametrize(
     ("change", "match"),
     [
@@ -129,8 +135,12 @@ def test_every_published_tensor_has_its_place() -> None:
         ({"feedforward_activation": "glu"}, "glu .* relu or gelu"),
         ({"replace_final_stride_with_dilation": True}, "replace_final_stride_with_dilation"),
         ({"normalization_mapping": {"STATE": "QUANTILE10"}}, r"mapping\.STATE: QUANTILE10"),
+        ({"n_heads": 0}, "n_heads: 0 .* a model with 8 or 1 or 2"),
         ({"input_features": {}}, "sees no pictures"),
         ({"output_features": None}, "describes input_features"),
+        ({"normalization_mapping": [1]}, r"normalization_mapping: \[1\] .* expected a mapping"),
+        ({"normalization_mapping": {"STATE": []}}, r"normalization_mapping\.STATE: \[\]"),
+        ({"input_features": MISSHAPEN}, "cannot be read as a model of the type act .*copy the mod"),
     ],
 )
 def test_what_is_not_computed_is_refused(

@@ -5,10 +5,14 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Sequence
 
+_LONGEST = 1000
+
 
 def nearest_names(wanted: str, names: Iterable[str], count: int = 3) -> list[str]:
     """Return up to ``count`` of ``names`` that look like ``wanted``, best first."""
     known = {name.lower(): name for name in sorted(names, reverse=True)}
+    if len(wanted) > _LONGEST:  # which takes its time, and looks like nothing
+        return []
     found = difflib.get_close_matches(wanted.lower(), known, n=count, cutoff=0.6)
     return [known[name] for name in found]
 

@@ -15,6 +15,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, UserError
 
 PROMPT, BATCH = "prompt", "batch"
+_TOLD = 200
 PREFIX, PREFIX_WEIGHTS = "prefix", "prefix_weights"
 _MOST_ROWS = 1024
 _SHOWN = 8
@@ -130,7 +131,9 @@ class RequestReader:
         for source, value in _flat(message):
             name = self._keys.get(source, source)
             if name in seen:
-                raise RefusedRequestError(f"`{name}` is given twice, once as `{source}`")
+                raise RefusedRequestError(
+                    f"`{_cut(name)}` is given twice, once as `{_cut(source)}`"
+                )
             if name:
                 seen.add(name)
                 yield name, value
@@ -141,15 +144,16 @@ class RequestReader:
         names = [*shapes, PROMPT]
         for name in given:
             if name not in shapes:
+                told = _cut(name)
                 raise RefusedRequestError(
-                    f"the policy reads no `{name}`; {did_you_mean(name, names)}; rename it with "
-                    f"--key {name}=NAME or leave it out with --key {name}= at the server"
+                    f"the policy reads no `{told}`; {did_you_mean(name, names)}; rename it with "
+                    f"--key {told}=NAME or leave it out with --key {told}= at the server"
                 )
         for name in shapes:
             if name not in given:
                 raise RefusedRequestError(
                     f"`{name}` is missing: {types[name]} {list(shapes[name])}; "
-                    f"given: {', '.join(given) or 'nothing'}"
+                    f"given: {_cut(', '.join(given)) or 'nothing'}"
                 )
         row = {name: _checked(name, given[name], shapes[name], types[name]) for name in shapes}
         count = len(self._spec.task_descriptions)
@@ -178,7 +182,7 @@ class RequestReader:
         number = self._tasks.get(_plain(text))
         if number is None:
             hint = did_you_mean(text, texts) if len(texts) <= _SHOWN else _nearest(text, texts)
-            raise RefusedRequestError(f"`{PROMPT}` = {str(text)!r} is no task of the policy; "
+            raise RefusedRequestError(f"`{PROMPT}` = {_cut(str(text))!r} is no task of the policy; "
                                       f"{hint}")  # fmt: skip
         if TASK_IDS in given:
             raise RefusedRequestError(f"`{PROMPT}` and `{TASK_IDS}` say the same; give one")
@@ -286,3 +290,8 @@ def _nearest(text: str, texts: Sequence[str]) -> str:
 def _shown(texts: Sequence[str]) -> str:
     more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
     return " | ".join(texts[:_SHOWN]) + more
+
+
+def _cut(text: str) -> str:
+    """What a message says of a text that a client sent, which may be of any length."""
+    return text if len(text) <= _TOLD else f"{text[:_TOLD]}…"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp.http_exceptions import BadHttpMessage
 from torch import Tensor
 
 from rlinf.envs.spec import EnvSpec
@@ -25,6 +26,7 @@ from rlinf.serving.wire import pack, unpack
 
 log = logging.getLogger(__name__)
 
+_http_log = logging.getLogger("aiohttp.server")
 _LARGEST_MESSAGE = 256 << 20
 _OPEN_PATH = "/healthz"
 Weights = tuple[int, Mapping[str, Tensor]]
@@ -138,6 +140,7 @@ class PolicyServer:
         self._batcher = Batcher(
             self._policy, rows=settings.rows, wait=settings.wait, latencies=self.latencies
         )
+        _http_log.addFilter(_without_trace)
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_MESSAGE)
         app.add_routes(
             [
@@ -254,7 +257,11 @@ class PolicyServer:
     async def _posted(self, request: web.Request) -> web.Response:
         """The same for those who speak HTTP alone: one message in, one out."""
         began = time.perf_counter()
-        data = await request.read()
+        try:
+            data = await request.read()
+        except web.RequestPayloadError as error:
+            told = " ".join(str(error).split())
+            return web.Response(status=400, text=f"the message cannot be read: {told}\n")
         self._batcher.clients += 1
         try:
             answer = await self._answer(data, began)
@@ -304,3 +311,13 @@ class PolicyServer:
                 if str(error) != told:
                     log.warning("%s The weights of step %d stay.", error, self._policy.version)
                 told = str(error)
+
+
+def _without_trace(record: logging.LogRecord) -> bool:
+    """A line of the log in place of a trace, where a client sent what is no HTTP."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, BadHttpMessage | web.RequestPayloadError):
+        record.msg, record.args = "refused: %s", (" ".join(str(error).split())[:200],)
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.exc_info = record.exc_text = None
+    return True

@@ -140,6 +140,30 @@ def test_http_answers_the_same(running: Running, policy: Policy) -> None:
         assert words in told
 
 
+def test_what_is_no_http_is_refused_in_a_line(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(running, "/infer", b"hello", **{"Content-Encoding": "gzip"})
+    assert caught.value.code == 400
+    assert b"the message cannot be read: 400" in caught.value.read()
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        http(running, "/metrics", X="a" * 9000)
+    assert caught.value.code == 400
+    for record in caplog.records:
+        assert record.exc_info is None
+        assert len(record.getMessage()) < 300
+    assert any("refused: 400" in each for each in caplog.messages)
+
+
+def test_a_long_text_is_answered_at_once_and_briefly(running: Running) -> None:
+    for message in ({"a" * 10**6: 1}, {**observation(1), "prompt": "b" * 10**6}):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            http(running, "/infer", pack(message))
+        assert caught.value.code == 400
+        assert len(caught.value.read()) < 2000
+
+
 def test_without_the_token_nothing_but_health_is_told(running: Running) -> None:
     assert http(running, "/healthz", Authorization="") == b"OK\n"
     wrong = [None, "", "another", TOKEN + "x", TOKEN[:-1]]

@@ -15,7 +15,11 @@ def main() -> int:
         from rlinf.cli.main import main as run
     except KeyboardInterrupt:  # while libraries are imported, which takes half a second
         return 130
-    return run()
+    code = run()
+    started = sys.modules.get("rlinf.scheduler.runtime.ray_start")
+    if started is not None:
+        started.leave(code)
+    return code
 
 
 def _open_standard_streams() -> None:

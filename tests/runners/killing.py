@@ -18,7 +18,7 @@ from rlinf.cli.main import main
 from tests.warm import Warm
 
 START_SECONDS = 120.0
-COMMAND = ["-c", "from rlinf.cli.main import main; raise SystemExit(main())"]
+COMMAND = ["-c", "from rlinf.__main__ import main; raise SystemExit(main())"]
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,8 @@ def test_a_run_whose_ray_is_lost_commits_before_ray_ends_it(tmp_path: Path) -> N
         children = psutil.Process(process.pid).children()
         (control,) = (each for each in children if "gcs_server" in each.name())
         control.kill()
-        output, _ = process.communicate(timeout=120)
+        output, _ = process.communicate(timeout=40)
+    assert process.returncode == 130, output.decode()
     assert b"the control process of Ray" in output
+    assert f"interrupted; continue with: rlinf resume {run}".encode() in output
     assert newest(run) == f"step_{len(metrics(run)):08d}"

@@ -41,6 +41,7 @@ from rlinf.scheduler.runtime.ray_start import (
     NAMESPACE,
     connect,
     control_process,
+    end_without_control,
     find_nodes,
     join,
     join_address,
@@ -81,6 +82,7 @@ class RayRuntime(RayClientRuntime):
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         self._ended = threading.Event()
+        self._control_lost = False
         self._watchers: list[threading.Thread] = []
         try:
             nodes = find_nodes(config, deadline_seconds, all_nodes)
@@ -184,6 +186,7 @@ class RayRuntime(RayClientRuntime):
         self._wait_for_end(pid)
         if self._ended.is_set():
             return
+        self._control_lost = True
         log.error("the control process of Ray, %d, has ended: nothing can be started any more", pid)
         if callable(signal.getsignal(signal.SIGTERM)):
             os.kill(os.getpid(), signal.SIGTERM)
@@ -211,7 +214,10 @@ class RayRuntime(RayClientRuntime):
     def shutdown(self) -> None:
         """End our workers, stop Ray if it is ours, and remove our files."""
         self._ended.set()
-        if self._ray_is_ours():
+        if self._control_lost:
+            end_without_control()
+            os.environ.pop(ADDRESS_VARIABLE, None)
+        elif self._ray_is_ours():
             if self._registry is not None:
                 # One worker of each other node removes the cluster's files there.
                 nodes = {

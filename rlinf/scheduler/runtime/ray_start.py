@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import resource
@@ -17,6 +18,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import ray
 from ray._private import ray_constants, worker
 from ray.job_config import JobConfig
@@ -29,6 +31,7 @@ from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
+_left_behind = threading.Event()
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
@@ -100,6 +103,41 @@ def control_process() -> int | None:
     started = getattr(worker._global_node, "all_processes", {})
     found = started.get(ray_constants.PROCESS_TYPE_GCS_SERVER) or [None]
     return None if found[0] is None else int(found[0].process.pid)
+
+
+def end_without_control() -> None:
+    """End the processes of a Ray that this program started and whose control process is gone.
+
+    Whatever else is asked of such a Ray waits for that process for a minute, and then has Ray end
+    the whole program; and the library crashes when its own threads are ended at exit. So the
+    program is to :func:`leave`, and does so at its exit at the latest.
+    """
+    _left_behind.set()
+    atexit.unregister(worker.shutdown)
+    atexit.register(leave)
+    node = worker._global_node
+    children = [
+        child
+        for started in node.all_processes.values()
+        for each in started
+        if psutil.pid_exists(each.process.pid)
+        for child in psutil.Process(each.process.pid).children(recursive=True)
+    ]
+    node.kill_all_processes(check_alive=False, allow_graceful=False)
+    for child in children:
+        with suppress(psutil.Error):
+            child.kill()
+
+
+def leave(code: int = 1) -> None:
+    """End this process where its Ray can no longer be ended, after all other exit functions."""
+    if not _left_behind.is_set():
+        return
+    atexit.unregister(leave)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def join_address() -> str | None:

@@ -89,12 +89,21 @@ def train(
 def resume(
     run: Annotated[str, typer.Argument(help="A run directory, or a name below runs/.")],
     overrides: Overrides = None,
+    *,
+    changed_code: Annotated[
+        bool,
+        typer.Option(
+            "--changed-code",
+            help="Go on with files of Python, such as a reward function, that have changed.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Continue a run from its newest good checkpoint."""
     from rlinf.cli.tasks import of_other_types, read_config, require_training
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
+    from rlinf.monitor.run_directory import showing_warnings
     from rlinf.runners.evaluation import origin_of
 
     path = find_run(run)
@@ -104,15 +113,18 @@ def resume(
     require_training(task, run)
     config, origin = at_absolute_paths(config), origin_of(task, path)
     origin.refuse_other_config(config, task.changeable, why="a resumed run")
-    origin.refuse_other_files(config)
+    with showing_warnings():
+        origin.refuse_other_files(config, changed_code=changed_code)
     check(config, recipe)
 
     from rlinf.config.dump import to_data, to_yaml
     from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.monitor.run_origin import Origin
 
     with RunDirectory.open(path) as directory:
-        replace(origin, config=to_data(config)).save(path)
+        files = Origin.of(config).files if changed_code else origin.files
+        replace(origin, config=to_data(config), files=files).save(path)
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -14,6 +15,8 @@ from rlinf.config.dump import leaves, to_data
 from rlinf.config.named_files import Fingerprint, fingerprint, named_files
 from rlinf.config.reference import file_of
 from rlinf.errors import ConfigError
+
+log = logging.getLogger(__name__)
 
 ORIGIN_FILE = "origin.json"
 _SHOWN = 3
@@ -55,10 +58,13 @@ class Origin:
         """Write it to the directory of the run."""
         write_atomic(run / ORIGIN_FILE, json.dumps(asdict(self)).encode())
 
-    def refuse_other_files(self, config: StrictModel, *, section: str = "") -> None:
+    def refuse_other_files(
+        self, config: StrictModel, *, section: str = "", changed_code: bool = False
+    ) -> None:
         """Refuse files, of a section alone if one is given, that are not those of the beginning.
 
-        They may lie elsewhere by now. A key that named none then is not looked at.
+        They may lie elsewhere by now. A key that named none then is not looked at. With
+        ``changed_code`` files of Python may differ, which is logged.
 
         Raises:
             ConfigError: One differs or is gone, by key.
@@ -67,11 +73,15 @@ class Origin:
             if key not in self.files or not f"{key}.".startswith(f"{section}." if section else ""):
                 continue
             changed = _changes(self.files[key], _read(key, path))
-            if changed:
+            code = path.suffix == ".py"
+            if changed and code and changed_code:
+                log.warning("%s: %s is not what the run began with", key, path)
+            elif changed:
+                instead = ", go on with what is in them now: --changed-code," if code else ","
                 more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
                 raise ConfigError(
                     f"{path} is not what the run began with: {', '.join(changed[:_SHOWN])}{more}. "
-                    "Put those files back, or begin a new run",
+                    f"Put those files back{instead} or begin a new run",
                     key=key,
                 )
 

@@ -6,16 +6,17 @@ Batch vocabulary: *prompts* × group size → *sequences* → *global batch* (on
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
 from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.config.schema import value_at
 from rlinf.data.prompts.config import PromptDataConfig
 from rlinf.engines.config import SamplingConfig
 from rlinf.flow.placed_config import RunnerConfig
@@ -49,7 +50,7 @@ class ReasoningValidationConfig(CorrectnessConfig):
     samples: int = Field(default=1, ge=1)
     """Completions of each prompt."""
     sampling: SamplingConfig | None = None
-    """How tokens are drawn; null: as in training."""
+    """How tokens are drawn; keys that are left out are those of training, and null: all are."""
     seed: int = Field(default=10_000, ge=0)
     """Seed of these completions."""
 
@@ -64,6 +65,18 @@ class ReasoningConfig(AnsweringConfig):
     warm_start: SupervisedConfig | None = None
     """Supervised training on the targets of a generated task before the first step; null: none."""
     validation: ReasoningValidationConfig = ReasoningValidationConfig()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sample_as_in_training(cls, data: Any) -> Any:
+        """Complete what `validation.sampling` says by `rollout.sampling`."""
+        own = value_at(data, "validation.sampling")
+        training = value_at(data, "rollout.sampling")
+        if not isinstance(own, Mapping) or not isinstance(training, Mapping):
+            return data
+        unlike = SamplingConfig.only_with if own.get("greedy") is True else ()
+        rest = {key: value for key, value in training.items() if key not in unlike}
+        return {**data, "validation": {**data["validation"], "sampling": {**rest, **own}}}
 
     @property
     def has_pictures(self) -> bool:
@@ -210,6 +223,11 @@ class ReasoningConfig(AnsweringConfig):
                 "prompt",
                 hint="at least 2",
             )
+        sampling = self.rollout.sampling
+        if sampling.greedy or sampling.top_k == 1:
+            key, hint = ("greedy", "false") if sampling.greedy else ("top_k", "0, of all tokens")
+            why = "takes the most likely token each time: nothing else is tried, or learnt from"
+            yield illegal(f"rollout.sampling.{key}", why, hint=f"nearest: {hint}")
         if algorithm.needs_values != (self.critic is not None):
             needs = "needs a critic" if algorithm.needs_values else "has no critic"
             hint = "write `critic: {}`" if algorithm.needs_values else "leave the section out"

@@ -85,7 +85,7 @@ def check_context(
 
     Args:
         prompts: All that may be drawn.
-        sampling: How many tokens an answer may have.
+        sampling: How many tokens an answer may have, and which end it.
         model: Its files say how long prompt and answer may be together.
         engine: May bound that further.
         key: Of the section of ``sampling``, for the message.
@@ -93,10 +93,17 @@ def check_context(
     if model.path is None:
         raise ValueError("a model without files has no context yet")
     try:
-        own = sizes_of(local_directory(model.path))[1]
+        vocabulary, own = sizes_of(local_directory(model.path))
     except (OSError, ValueError, KeyError) as error:
         reason = f"the configuration of the model cannot be read: {error}"
         raise ConfigError(reason, key="model.path") from error
+    for token in sampling.stop_token_ids or ():
+        if token >= vocabulary:
+            raise ConfigError(
+                f"{token} is no token of the model, which has 0 to {vocabulary - 1}; nearest: "
+                "null, its own end tokens",
+                key=f"{key}.stop_token_ids",
+            )
     known = [limit for limit in (own, engine.context) if limit is not None]
     longest, new = prompts.longest, sampling.max_new_tokens
     if not known or longest + new <= min(known):

@@ -39,5 +39,8 @@ def test_a_function_may_move_and_neither_change_nor_be_another(tmp_path: Path) -
     with pytest.raises(ConfigError, match=r"say where it is: functions\.mine\.function=PATH:NAME"):
         go_on(f"{file}:score")
     moved.write_text("def score(sample): return 2.0\ndef other(sample): return 0.0\n")
-    with pytest.raises(ConfigError, match=r"not what the run began with: moved\.py differs"):
+    with pytest.raises(
+        ConfigError, match=r"not what the run began with: moved\.py differs.* --changed-code, or "
+    ):
         go_on(f"{moved}:score")
+    began.refuse_other_files(rewards(f"{moved}:score"), changed_code=True)

@@ -23,6 +23,8 @@ REFUSED = [
         "4 greedy completions are all the same; nearest: 1",
     ),
     (["rollout.group_size=1"], "rollout.group_size", "at least 2"),
+    (["rollout.sampling.greedy=true"], "rollout.sampling.greedy", "nearest: false"),
+    (["rollout.sampling.top_k=1"], "rollout.sampling.top_k", "nearest: 0, of all tokens"),
     (["rollout.prompts=0"], "rollout.prompts", ""),
     (["rollout.promts=4"], "rollout.promts", "did you mean `prompts`"),
     (["rollout.engine={type: hff}"], "rollout.engine.type", "did you mean `hf`"),
@@ -170,3 +172,17 @@ def test_a_recipe_is_checked_without_torch(tmp_path: Path) -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_what_validation_does_not_say_of_sampling_is_as_in_training(tmp_path: Path) -> None:
+    training = ["rollout.sampling={max_new_tokens: 20, temperature: 0.7, stop_token_ids: [3]}"]
+    config = small_config(tmp_path, *training, "validation.sampling.top_p=0.9")
+    own = config.validation.sampling
+    assert own is not None
+    assert (own.max_new_tokens, own.temperature, own.top_p) == (20, 0.7, 0.9)
+    assert own.stop_token_ids == (3,)
+    config = small_config(tmp_path, *training, "validation.sampling={greedy: true}")
+    own = config.validation.sampling
+    assert own is not None
+    assert (own.max_new_tokens, own.temperature, own.greedy) == (20, 1.0, True)
+    assert small_config(tmp_path, *training).validation.sampling is None

@@ -148,6 +148,8 @@ def answer_metrics(batch: Batch, prepared: Batch) -> dict[str, float]:
     trained = prepared.mask > 0
     metrics = {
         "rollout/rewards": mean(batch.rewards[batch.valid]),
+        # What was sampled estimates it without bias, where nothing filters what is drawn.
+        "rollout/entropy": -mean(batch.log_probs[batch.mask > 0]),
         "rollout/response_length": mean(batch.mask.sum(dim=1)),
         "rollout/truncated": mean(batch.truncated),
         "rollout/valid": mean(batch.valid),

@@ -224,6 +224,8 @@ FIGURES = (
     ("reward", "rollout/rewards", ".3f"),
     ("pass@1", "eval/success", ".3f"),
     ("length", "rollout/response_length", ".1f"),
+    ("cut off", "rollout/truncated", ".2f"),
+    ("entropy", "rollout/entropy", ".3f"),
     ("KL", "actor/approx_kl", ".5f"),
     ("explained variance", "critic/explained_variance", ".3f"),
 )

@@ -17,6 +17,8 @@ from torch import Tensor
 
 Rows = Mapping[str, Tensor]
 """Columns by name, each [N, ...]."""
+_DRAWS = 1
+"""What sets these random numbers apart from others of the same seed and step."""
 
 
 class ReplayStore:
@@ -84,5 +86,8 @@ def _forms(rows: Rows) -> dict[str, str]:
 
 def draws(seed: int, step: int) -> torch.Generator:
     """Random numbers of one training step: a function of run seed and step alone."""
-    state = np.random.SeedSequence((seed, step)).generate_state(1, np.uint64)[0]
+    # Exploration of the step is drawn from a sequence of the same numbers with zeros behind them,
+    # which would be the same one without a key.
+    sequence = np.random.SeedSequence((seed, step), spawn_key=(_DRAWS,))
+    state = sequence.generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> np.uint64(1)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from rlinf.envs.base import (
     SimulatorEnv,
     instruction_bytes,
 )
+from rlinf.envs.results import FaultReason
+from rlinf.envs.supervised.checks import EnvSideFault
 from rlinf.errors import ConfigError
 
 _PICTURE = 16
@@ -93,13 +96,14 @@ class GymnasiumEnv(SimulatorEnv):
         parts: dict[str, gymnasium.Space[Any]] = {
             name: leaves[path] for name, path in self._pictures.items()
         }
-        self._vectors = {path: _flattening(leaf) for path, leaf in vectors.items()}
+        self._vectors = {path: _flattening(path, leaf) for path, leaf in vectors.items()}
         if vectors:
             size = sum(int(spaces.flatdim(leaf)) for leaf in vectors.values())
             parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
         if self._instruction is not None:
             parts[INSTRUCTION_KEY] = spaces.Box(0, 255, INSTRUCTION_SHAPE, np.uint8)
         self.observation_space = spaces.Dict(parts)
+        self._shows: gymnasium.Space[Any] = self._env.observation_space
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
@@ -157,15 +161,16 @@ class GymnasiumEnv(SimulatorEnv):
         except ValueError as error:
             _explain(error, "step", "observation, reward, terminated, truncated, info")
             raise
-        self._return += float(reward)
         if (key := self._options.success_key) is not None:
             self._seen.update(info)
             if terminated or truncated:
                 self._refuse_mistyped_success()
             info = {**info, "success": bool(info.get(key, False))}
         elif self._options.success_return is not None:
+            with suppress(TypeError, ValueError):  # what is no number is refused by who reads it
+                self._return += float(reward)
             info = {**info, "success": self._return >= self._options.success_return}
-        return self._converted(observation), float(reward), terminated, truncated, info
+        return self._converted(observation), reward, terminated, truncated, info
 
     def _refuse_mistyped_success(self) -> None:
         """Once an episode is over, of which no step had the key, but one with a name like it."""
@@ -195,9 +200,14 @@ class GymnasiumEnv(SimulatorEnv):
         space = self._takes
         if isinstance(space, spaces.Discrete):
             return int(action) + int(space.start)
-        return np.asarray(action, space.dtype).reshape(space.shape or ())
+        given = np.asarray(action, space.dtype).reshape(space.shape or ())
+        assert isinstance(space, spaces.Box)
+        if space.dtype != np.float32:  # the bound that was rounded may lie beyond its own
+            given = np.clip(given, space.low, space.high)
+        return given
 
     def _converted(self, observation: Any) -> Observation:
+        _refuse_other_keys(observation, self._shows)
         found = {name: np.asarray(_at(observation, path)) for name, path in self._pictures.items()}
         if self._vectors:
             parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]
@@ -246,17 +256,51 @@ def _explain(error: ValueError, method: str, returned: str) -> None:
         raise ValueError(f"{method} has to return ({returned}): {error}") from error
 
 
+def _refuse_other_keys(observation: Any, space: gymnasium.Space[Any]) -> None:
+    """An EnvSideFault for entries that the space does not declare, or that are missing."""
+    if not isinstance(space, spaces.Dict):
+        return
+    if not isinstance(observation, Mapping) or observation.keys() != space.spaces.keys():
+        found = sorted(observation) if isinstance(observation, Mapping) else type(observation)
+        raise EnvSideFault(
+            FaultReason.MALFORMED, f"the observation has {found}, its space {sorted(space.spaces)}"
+        )
+    for key, part in space.spaces.items():
+        _refuse_other_keys(observation[key], part)
+
+
 def _at(observation: Any, path: tuple[str, ...]) -> Any:
     for key in path:
         observation = observation[key]
     return observation
 
 
-def _flattening(space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
-    """What makes a vector of a value of ``space``."""
-    if isinstance(space, spaces.Box):  # most are, at every step
-        return lambda value: np.asarray(value, space.dtype).reshape(-1)
-    return lambda value: np.asarray(spaces.flatten(space, value))
+def _flattening(path: tuple[str, ...], space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
+    """What makes a vector of a value of ``space``; an EnvSideFault where it is of another shape or
+    type, which would mean something else in the same places."""
+    name = "".join(f" `{key}`" for key in path)
+
+    def refusal(value: Any) -> EnvSideFault:
+        shown = " ".join(repr(value).split())[:100]
+        return EnvSideFault(
+            FaultReason.MALFORMED, f"the observation{name} is {shown}, not of the space {space}"
+        )
+
+    def of_box(value: Any) -> np.ndarray:
+        found = np.asarray(value)
+        if found.shape != shape or found.dtype.kind not in kinds:
+            raise refusal(value)
+        return found.reshape(-1)
+
+    def of_others(value: Any) -> np.ndarray:
+        if not space.contains(value):
+            raise refusal(value)
+        return np.asarray(spaces.flatten(space, value))
+
+    if not isinstance(space, spaces.Box):
+        return of_others
+    shape, kinds = space.shape, "fiub" if space.dtype.kind == "f" else "iub"
+    return of_box
 
 
 def _leaves(

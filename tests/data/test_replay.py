@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +39,11 @@ def test_draws_are_uniform_and_a_function_of_seed_and_step() -> None:
     assert torch.equal(drawn, store.sample(20_000, draws(3, 7))["versions"])
     assert not torch.equal(drawn, store.sample(20_000, draws(3, 8))["versions"])
     assert not torch.equal(drawn, store.sample(20_000, draws(4, 7))["versions"])
+    # Exploration is drawn from (seed, step, part), where zeros at the end change nothing.
+    same = [np.random.SeedSequence(words).generate_state(1)[0] for words in ((3, 7), (3, 7, 0))]
+    assert same[0] == same[1]
+    states = np.random.SeedSequence((3, 7)).generate_state(1, np.uint64)
+    assert draws(3, 7).initial_seed() != int(states[0] >> np.uint64(1))
 
 
 def test_a_resumed_store_goes_on_to_the_bit() -> None:

@@ -7,7 +7,9 @@ from gymnasium import spaces
 
 from rlinf.envs.base import INSTRUCTION_SHAPE
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import spec_of
+from rlinf.envs.supervised.checks import EnvSideFault, checked_reward, guarded
 from rlinf.errors import ConfigError
 
 
@@ -69,6 +71,50 @@ def test_continuous_actions_of_any_shape_arrive_in_that_shape():
     assert (spec.action_low, spec.action_high) == ((-3.0,) * 4, (4.0,) * 4)
     env.reset(seed=0)
     env.step(np.ones(4, np.float32))
+
+
+def test_actions_stay_in_a_box_of_other_numbers():
+    """0.1 of 32 bits is more than 0.1 of 64."""
+    for low, high in ((-0.1, 0.1), (np.array([-0.1, 0.7]), np.array([0.3, 1.1]))):
+        env = build(PLAIN, spaces.Box(low, high, (2,), np.float64))
+        env.reset(seed=0)
+        for action in (env.action_space.low, env.action_space.high):
+            env.step(action)  # which asserts that it lies within
+
+
+MIXED = spaces.Dict({"a": spaces.Box(-1, 1, (1,)), "b": spaces.Box(-1, 1, (3,))})
+
+
+@pytest.mark.parametrize(
+    ("space", "shown", "message"),
+    [
+        (spaces.Box(0, 10, (5,), np.int64), np.full(5, 0.5), "is array.*0.5.* not of the space"),
+        (PLAIN, np.zeros((1, 3)), "not of the space"),
+        (PLAIN, None, "is None, not of the space"),
+        (spaces.Discrete(4), -1, "is -1, not of the space Discrete"),
+        (MIXED, {"a": np.zeros(3), "b": np.zeros(1)}, "observation `a` is"),
+        (MIXED, {"a": np.zeros(1)}, r"has \['a'\], its space \['a', 'b'\]"),
+        (MIXED, {"a": np.zeros(1), "b": np.zeros(3), "c": 0}, r"has \['a', 'b', 'c'\], its"),
+        (MIXED, np.zeros(4), "has <class 'numpy.ndarray'>, its space"),
+    ],
+)
+def test_an_observation_of_another_space_is_malformed(space, shown, message, monkeypatch):
+    env = build(space, spaces.Discrete(2))
+    env.reset(seed=0)
+    monkeypatch.setattr(Odd, "step", lambda self, action: (shown, 1.0, False, False, {}))
+    with pytest.raises(EnvSideFault, match=message) as fault:
+        guarded(env.step, 0)
+    assert fault.value.reason is FaultReason.MALFORMED
+
+
+@pytest.mark.parametrize("reward", [np.array([1.0]), np.zeros(2), None, "1"])
+@pytest.mark.parametrize("options", [{}, {"success_return": 1.0}])
+def test_a_reward_that_is_no_number_is_left_to_who_reads_it(reward, options, monkeypatch):
+    env = build(PLAIN, spaces.Discrete(2), **options)
+    env.reset(seed=0)
+    monkeypatch.setattr(Odd, "step", lambda self, _: (np.zeros(3), reward, False, False, {}))
+    with pytest.raises(EnvSideFault, match="the reward is not a number"):
+        checked_reward(env.step(0)[1])
 
 
 def test_discrete_actions_arrive_as_their_number():

@@ -33,11 +33,12 @@ class EnvSideFault(Exception):  # noqa: N818 - it is a verdict, handled by the h
 def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     """Call simulator code; whatever it raises becomes an EnvSideFault.
 
-    Not a UserError: a mistake in the options would be made in every episode.
+    Not a UserError: a mistake in the options would be made in every episode. An adapter may raise
+    one that says more itself.
     """
     try:
         return call(*arguments, **named)
-    except UserError:
+    except (UserError, EnvSideFault):
         raise
     except Exception as error:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
@@ -59,6 +60,8 @@ def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, *
 def checked_reward(reward: Any) -> float:
     """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
     try:
+        if isinstance(reward, str | bytes):
+            raise TypeError(f"it is the text {reward!r:.50}")
         if not isinstance(reward, float) and np.ndim(reward):
             raise TypeError(f"it is an array of shape {np.shape(reward)}")
         value = float(reward)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated
 
@@ -24,7 +25,7 @@ def explain(
 
     found: dict[Explanation, list[str]] = {}
     settings: dict[Explanation, list[tuple[str, str]]] = {}
-    problems = []
+    problems: dict[str, list[str]] = {}
     for name in task_names():
         try:
             for entry in look_up(REGISTRY.load(name).config_class, key, task=name):
@@ -33,12 +34,9 @@ def explain(
                 found.setdefault(shared, []).append(name)
                 settings.setdefault(shared, []).extend(entry.settings)
         except ConfigError as error:
-            problems.append(str(error))
+            problems.setdefault(str(error), []).append(name)
     if not found:
-        # Each task has keys of its own; the one with the nearest key speaks for all.
-        hints = [each for words in ("here that is", "did you mean") for each in problems
-                 if words in each]  # fmt: skip
-        raise ConfigError([*hints, *problems][0])
+        raise ConfigError(_nearest(key, problems))
     several = len({tuple(names) for names in found.values()}) > 1
     for shared, names in found.items():
         entry = replace(shared, settings=tuple(settings[shared]))
@@ -58,3 +56,18 @@ def explain(
         for line in entry.broken:
             say(f"  {line}")
         say()
+
+
+def _nearest(key: str, problems: Mapping[str, Sequence[str]]) -> str:
+    """What to say of a key that no task has, from what is said of it for each; the more certain."""
+    for words in ("; here that is ", "; did you mean "):
+        hints = {text.partition(words)[2]: tasks for text, tasks in problems.items()
+                 if words in text}  # fmt: skip
+        if len(hints) > 1:
+            told = [f"{hint.rstrip('?')} ({', '.join(tasks)})"
+                    for hint, tasks in hints.items()]  # fmt: skip
+            return f"no key `{key}`{words}{', '.join(told)}" + ("?" if "mean" in words else "")
+        if hints:
+            break
+    certain = [text for text in problems if "; here that is " in text]
+    return [*certain, *(text for text in problems if "did you mean" in text), *problems][0]

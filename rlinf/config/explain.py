@@ -88,7 +88,8 @@ def _full_key(key: str, names: list[str]) -> str:
         return ending[0]
     if ending:
         raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
-    here = [name for name in names_here(key.rpartition(".")[2]) if name in names]
+    section, _, name_there = key.rpartition(".")
+    here = [n for n in names_here(name_there, section.rpartition(".")[2]) if n in names]
     if here:
         raise ConfigError(f"no key `{key}`; here that is {_listed(here)}")
     last = {name: name.rpartition(".")[2] for name in names}

@@ -5,6 +5,7 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, NamedTuple, Self
@@ -32,6 +33,8 @@ from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.prompts.prompt_files import Message, Notes, RawPrompt, UnusableRecordError
 from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
+
+log = logging.getLogger(__name__)
 
 
 class ExampleFilesConfig(RecordFilesConfig):
@@ -189,6 +192,13 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
             raise ConfigError(notes.listed(why, "long"), key="max_length")
         if not examples:
             raise ConfigError(f"no example is left: {notes.report(0)}", key=source)
+        end = tokenizer.eos_token_id
+        if end is not None and not any(end in each.target for each in examples):
+            log.warning(
+                "no answer of %s has the end token of the tokenizer, %d, as the chat template does "
+                "not write it: a model that learns these goes on until it is cut off. Let the "
+                "template end what the assistant says with it.", source, end,
+            )  # fmt: skip
         return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
 
     def _tokenised(

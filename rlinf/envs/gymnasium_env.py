@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from rlinf.envs.base import (
     instruction_bytes,
 )
 from rlinf.envs.results import FaultReason
-from rlinf.envs.supervised.checks import EnvSideFault
+from rlinf.envs.supervised.checks import EnvSideFault, checked_flag
 from rlinf.errors import ConfigError
 
 _PICTURE = 16
@@ -74,11 +75,22 @@ class GymnasiumEnv(SimulatorEnv):
         try:
             self._env = _made(options)
         except gymnasium.error.Error as error:
-            raise ConfigError(str(error), key="options.id") from error
+            why = f"{str(error).rstrip('.')}{_unregistered(options.id)}"
+            raise ConfigError(why, key="options.id") from error
         except TypeError as error:
-            if "keyword argument" not in str(error):
+            told = str(error).partition("\n")[0]
+            key = {"keyword argument": "options.kwargs", "gymnasium.Env": "options.id"}
+            found = [each for words, each in key.items() if words in told]
+            if not found:
                 raise
-            raise ConfigError(str(error).splitlines()[0], key="options.kwargs") from error
+            raise ConfigError(told, key=found[0]) from error
+        for name in ("observation_space", "action_space"):
+            if not isinstance(getattr(self._env, name, None), gymnasium.Space):
+                raise ConfigError(
+                    f"{options.id} has no {name}, which gymnasium.spaces describe; set it in its "
+                    "__init__",
+                    key="options.id",
+                )
         self.control_rate = _control_rate(self._env)
         leaves = dict(_leaves(self._env.observation_space))
         self._instruction = _instruction(options.id, leaves)
@@ -165,7 +177,7 @@ class GymnasiumEnv(SimulatorEnv):
             self._seen.update(info)
             if terminated or truncated:
                 self._refuse_mistyped_success()
-            info = {**info, "success": bool(info.get(key, False))}
+            info = {**info, "success": checked_flag(key, info)}
         elif self._options.success_return is not None:
             with suppress(TypeError, ValueError):  # what is no number is refused by who reads it
                 self._return += float(reward)
@@ -183,11 +195,14 @@ class GymnasiumEnv(SimulatorEnv):
 
     def render(self) -> Any:
         """Return a picture, uint8 [H, W, 3]."""
-        frame = self._env.render()
+        frame, mode = None, self._options.render_mode
+        with suppress(NotImplementedError):  # of a class without a method of its own
+            frame = self._env.render()
         if not isinstance(frame, np.ndarray):
+            near = "options.render_mode: rgb_array"
             raise RuntimeError(
-                f"with `options.render_mode: {self._options.render_mode or 'null'}` "
-                f"{self._options.id} draws no pictures; nearest: rgb_array"
+                f"with `options.render_mode: {mode or 'null'}` {self._options.id} draws no "
+                f"pictures; nearest: {'no video' if mode == 'rgb_array' else near}"
             )
         return frame
 
@@ -236,6 +251,19 @@ def _made(options: GymnasiumOptions) -> Any:
         if "'render_mode'" not in str(error).splitlines()[0]:
             raise
     return gymnasium.make(options.id, **given)
+
+
+def _unregistered(name: str) -> str:
+    """That a module has a class of the name, which gymnasium knows nothing of."""
+    module, _, called = name.rpartition(":" if ":" in name else ".")
+    found = sys.modules.get(module)
+    if not module or not isinstance(getattr(found, called, None), type):
+        return ""
+    return (
+        f"; {module} has a class of this name, which is made known by "
+        f"gymnasium.register(id='{called}-v0', entry_point={called}) in it, and is then "
+        f"{module}:{called}-v0"
+    )
 
 
 def _control_rate(env: Any) -> float | None:

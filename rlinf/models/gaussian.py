@@ -51,10 +51,13 @@ class GaussianPolicy(ActorCriticPolicy):
         critic_dim: int | None = None,
     ) -> None:
         if env_spec.action_kind != "continuous":
+            discrete = "categorical_mlp, categorical_cnn for pictures"
+            if config.q_implementation is not None:
+                discrete = "task: embodied with algorithm ppo and the model categorical_mlp"
             raise ConfigError(
                 f"model.type: {config.type} gives continuous actions, the environment takes "
-                f"{env_spec.action_kind} ones; nearest: categorical_mlp, categorical_cnn for "
-                "pictures, or an environment with a Box action space"
+                f"{env_spec.action_kind} ones; nearest: {discrete}, or an environment with a Box "
+                "action space"
             )
         outputs = config.num_action_chunks * env_spec.action_dim
         super().__init__(

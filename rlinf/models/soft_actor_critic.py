@@ -133,6 +133,13 @@ def register_box(module: nn.Module, config: SquashedConfig, env_spec: EnvSpec) -
             f"model.type: {config.type} squashes actions into their box, but the environment's "
             "actions have no bounds; use mlp, or bound the actions of the environment"
         )
+    if not bool((radius > 0).all()):
+        number = int(radius.argmin())
+        raise ConfigError(
+            f"model.type: {config.type} squashes actions into their box, in which dimension "
+            f"{number} of the environment's actions can only be {low[number]:g}; use mlp, or leave "
+            "it out with gymnasium.wrappers.TransformAction"
+        )
     module.register_buffer("centre", low + radius, persistent=False)
     module.register_buffer("radius", radius, persistent=False)
 

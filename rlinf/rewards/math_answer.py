@@ -6,6 +6,7 @@ Needs the package math-verify, and the main thread, in which alone a signal can 
 from __future__ import annotations
 
 import logging
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
 from rlinf.rewards.text import last_boxed, references
 
 _AGAIN_SECONDS = 0.2
+_MARKED = re.compile(r"(?<!\\)\$|\\boxed|\\\[|\\\(")
+"""Of a text that says where its formulas are; a dollar of money has a backslash."""
 
 
 class MathConfig(AnswerConfig):
@@ -117,7 +120,7 @@ class MathReward:
 
     def _parse_reference(self, text: str) -> list[Any]:
         """The expressions of a reference: of text with marks, or of a bare formula."""
-        marked = "$" in text or "\\boxed" in text or "\\[" in text or "\\(" in text
+        marked = _MARKED.search(text) is not None
         try:
             with _time_limit(self._config.seconds):
                 found = [] if marked else self._parse(f"${text}$")

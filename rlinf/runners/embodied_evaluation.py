@@ -169,7 +169,12 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             videos = play_episodes(groups, spec.episodes, frames=count).frames
         except RunFailure as failure:
             reason = str(failure).rstrip().splitlines()[-1]  # its process adds a stack
-            log.warning("no video: %s. `rlinf doctor` says what rendering needs.", reason)
+            needs = (
+                ""
+                if "draws no pictures" in reason
+                else ". `rlinf doctor` says what rendering needs"
+            )
+            log.warning("no video: %s%s.", reason, needs)
             log.debug("why there is no video: %s", failure)
             return None
         return write_video(path, tile(framed(videos)), FRAMES_PER_SECOND)

@@ -115,6 +115,7 @@ class Trainer:
             name: SkippedUpdates(
                 bound=config.max_skipped_updates,
                 section=prefix,
+                optim=f"{section}.{name}_optim" if name in (optim or {}) else f"{section}.optim",
                 directory=failure_directory if ranks.rank == 0 else None,
             )
             for name, prefix in self._prefixes.items()

@@ -48,14 +48,18 @@ def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]
 
 class SkippedUpdates:
     """Counts updates without a finite loss and gradient, and stops the run where more than the
-    bound are skipped in a phase, or in a row, as spoilt weights do with few updates in each.
+    bound are skipped in a phase, or in a row, as spoilt weights do with few updates in each;
+    ``optim`` is the key of the optimizer's settings.
 
     Attributes:
         in_a_row: Skipped since the last one that was applied; part of a checkpoint.
     """
 
-    def __init__(self, *, bound: int, section: str, directory: Path | None = None) -> None:
+    def __init__(
+        self, *, bound: int, section: str, optim: str, directory: Path | None = None
+    ) -> None:
         self._bound, self._section, self._directory = bound, section, directory
+        self._optim = optim
         self.in_a_row = 0
 
     def note(self, updates: Sequence[Update], batch: Batch, *, step: int) -> None:
@@ -78,8 +82,8 @@ class SkippedUpdates:
             path = self._directory / f"{self._section}_batch_of_step_{step}"
             where = f"; the batch is in {keep_batch(path, batch, step, last.metrics)}"
         raise RunFailure(
-            f"{which} had a loss or gradient that is not finite; lower {self._section}.optim.lr "
-            f"or {self._section}.optim.max_grad_norm{where}"
+            f"{which} had a loss or gradient that is not finite; lower {self._optim}.lr "
+            f"or {self._optim}.max_grad_norm{where}"
         )
 
 

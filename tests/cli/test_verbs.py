@@ -66,6 +66,12 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "explain", "rollout")
     assert code == 0
     assert "pipeline_stage_num" in out
+    code, _, err = run(capsys, "explain", "trainer.test_freq")
+    assert code == 2
+    assert "that is `evaluation.interval` (embodied, off_policy, beh" in " ".join(err.split())
+    code, _, err = run(capsys, "explain", "custom_reward_function.path")
+    assert code == 2
+    assert "here that is `reward.functions`" in err
 
 
 def test_a_failure_shows_its_end_and_logs_the_whole(

@@ -70,7 +70,7 @@ IDLE = [
     ("sft/window_open_pictures", "validation.min_improvement=0.1"),
     ("vla/drawer_close_pi05_sft", "model.statistics_key=mine"),
     ("vla/drawer_close_pi05_sft", "model.tokenizer=mine"),
-    ("reasoning/arithmetic_grpo", "rollout.sampling.greedy=true rollout.sampling.top_p=0.9"),
+    ("reasoning/arithmetic_grpo", "validation.sampling.greedy=true validation.sampling.top_p=0.9"),
     ("reasoning/arithmetic_grpo", "rollout.engine.block_size=8"),
     ("reasoning/arithmetic_grpo", "data.shuffle=false data.seed=3"),
     ("reasoning/math_1.5b_grpo", "validation.val_check_interval=4"),

@@ -66,6 +66,18 @@ def test_a_chat_template_writes_prompt_and_answer(tokenizer, write):
     np.testing.assert_array_equal(other.target, one.target)
 
 
+def test_a_template_that_ends_no_answer_is_told(tokenizer, write, caplog):
+    path = write("a.jsonl", *sums(3))
+    build(tokenizer, files={"train": [path]}, apply_chat_template=True)
+    assert not caplog.records
+    endless = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+    file = path.replace("a.jsonl", "a.jinja")
+    with open(file, "w") as template:
+        template.write(endless)
+    build(tokenizer, files={"train": [path]}, apply_chat_template=True, chat_template=file)
+    assert "no answer of files.train has the end token of the tokenizer" in caplog.text
+
+
 def test_validation_is_held_out_from_the_end_or_read_from_files(tokenizer, write):
     path = write("a.jsonl", *sums(5))
     held = build(tokenizer, files={"train": [path]}, held_out=2)

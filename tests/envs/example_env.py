@@ -80,6 +80,8 @@ class PointEnv(SimulatorEnv):
             observation, reward = self._misbehave(observation, reward)
             if self.options.misbehaviour == "values":  # as gym had it, before gymnasium
                 return observation, reward, distance < 0.1, {"success": distance < 0.1}
+            if self.options.misbehaviour == "info":
+                return observation, reward, False, False, None
         return observation, reward, distance < 0.1, False, {"success": distance < 0.1}
 
     def _observation(self) -> Any:

@@ -107,6 +107,23 @@ def test_an_observation_of_another_space_is_malformed(space, shown, message, mon
     assert fault.value.reason is FaultReason.MALFORMED
 
 
+@pytest.mark.parametrize("said", [float("nan"), "no", np.zeros(2), None])
+def test_a_success_that_is_neither_true_nor_false_is_malformed(said, monkeypatch):
+    env = build(PLAIN, spaces.Discrete(2), success_key="is_success")
+    for info, expected in ((np.bool_(True), True), (0, False), (np.array(1.0), True), (said, None)):
+        env.reset(seed=0)
+        monkeypatch.setattr(
+            Odd, "step", lambda *_, info=info: (np.zeros(3), 1.0, True, False, {"is_success": info})
+        )
+        if expected is None:
+            with pytest.raises(
+                EnvSideFault, match=r"info\['is_success'\] is .*, not true or false"
+            ):
+                env.step(0)
+        else:
+            assert env.step(0)[4]["success"] is expected
+
+
 @pytest.mark.parametrize("reward", [np.array([1.0]), np.zeros(2), None, "1"])
 @pytest.mark.parametrize("options", [{}, {"success_return": 1.0}])
 def test_a_reward_that_is_no_number_is_left_to_who_reads_it(reward, options, monkeypatch):
@@ -267,6 +284,38 @@ def test_an_environment_that_returns_something_else_is_told_what_to_return(monke
             env.step(0)
     finally:
         gymnasium.registry.pop("Before-v0")
+
+
+class Unregistered(Odd):
+    """Known to nobody."""
+
+
+def test_classes_that_gymnasium_cannot_make_are_told_in_a_line():
+    name = f"{__name__}:Unregistered"
+    with pytest.raises(
+        ConfigError, match=r"has a class of this name.*gymnasium\.register\(id='Unr"
+    ):
+        GymnasiumEnv(GymnasiumOptions(id=name, render_mode=None))
+    for entry_point, told in (
+        (type("Bare", (gymnasium.Env,), {}), "Made-v0 has no observation_space"),
+        (type("Foreign", (), {}), "must inherit from the gymnasium.Env class"),
+    ):
+        gymnasium.register("Made-v0", entry_point=entry_point)
+        try:
+            with pytest.raises(ConfigError, match=told) as refused:
+                GymnasiumEnv(GymnasiumOptions(id="Made-v0", render_mode=None))
+            assert "\n" not in str(refused.value)
+        finally:
+            gymnasium.registry.pop("Made-v0")
+
+
+def test_a_class_without_a_method_that_renders_says_so():
+    env = GymnasiumEnv(
+        GymnasiumOptions(id="Odd-v0", kwargs={"observations": PLAIN, "actions": spaces.Discrete(2)})
+    )
+    env.reset(seed=0)
+    with pytest.raises(RuntimeError, match="Odd-v0 draws no pictures; nearest: no video"):
+        env.render()
 
 
 class WithoutRenderMode(Odd):

@@ -39,6 +39,7 @@ def actions(rounds: int, envs: int, seed: int = 0) -> np.ndarray:
         ("keys", FaultReason.MALFORMED, "'state'"),
         ("reward", FaultReason.MALFORMED, "not a number"),
         ("values", FaultReason.MALFORMED, "^step returns 4 values, not observation, reward, term"),
+        ("info", FaultReason.MALFORMED, "^step returns None as info, no mapping"),
         ("crash", FaultReason.CRASH, "SIGKILL"),
     ],
 )

@@ -120,3 +120,11 @@ def test_actions_without_bounds_are_refused() -> None:
         SquashedMLPPolicy(CONFIG, spec)
     with pytest.raises(ConfigError, match="actions have no bounds"):
         QFunctions(CONFIG, spec)
+
+
+def test_an_action_that_can_only_be_one_number_is_refused() -> None:
+    low = (-1.0,) * (ACTION_DIM - 1) + (0.5,)
+    spec = env_spec(action_low=low, action_high=(0.5,) * ACTION_DIM)
+    for made in (SquashedMLPPolicy, QFunctions):
+        with pytest.raises(ConfigError, match=f"dimension {ACTION_DIM - 1} .* only be 0.5"):
+            made(CONFIG, spec)

@@ -58,6 +58,9 @@ def math_reward():
         (r"\boxed{}", "42", False),
         (r"\boxed{42}", r"The answer is \boxed{42}", True),
         (r"\boxed{42}", "$42$", True),
+        (r"\boxed{\$18.90}", r"\$18.90", True),
+        (r"\boxed{32348}", r"\$32,\!348", True),
+        (r"\boxed{\$35}", r"\$36", False),
     ],
 )
 def test_math(math_reward, completion, answer, right):

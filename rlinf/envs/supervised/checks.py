@@ -72,6 +72,20 @@ def checked_reward(reward: Any) -> float:
     return value
 
 
+def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
+    """An entry of the info that is true or false, false where there is none; an EnvSideFault where
+    it is something else: a text and NaN would count as true."""
+    value = info.get(name, False)
+    if type(value) in (bool, np.bool_):
+        return bool(value)
+    kind = getattr(np.asarray(value), "dtype", None)
+    if np.ndim(value) or kind is None or kind.kind not in "bifu" or not math.isfinite(value):
+        raise EnvSideFault(
+            FaultReason.MALFORMED, f"info['{name}'] is {value!r:.100}, not true or false"
+        )
+    return bool(value)
+
+
 def require_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any = None) -> None:
     """Refuse what is no array of this shape and type.
 

@@ -16,6 +16,7 @@ from rlinf.envs.supervised.checks import (
     EnvSideFault,
     ObservationRows,
     answered,
+    checked_flag,
     checked_reward,
     guarded,
 )
@@ -192,10 +193,10 @@ class EnvHost:
             steps += 1
             total += value
             rewards[row, column] = value * rules.reward_scale
-            fail_once |= bool(info.get("fail", False))
+            fail_once |= checked_flag("fail", info)
             terminated = bool(ended) and not rules.ignore_terminations
             truncated = bool(cut) or steps >= rules.max_episode_steps
-            success = bool(info.get("success", False))
+            success = checked_flag("success", info)
             success &= terminated or truncated or not env.judged_at_end
             success_once |= success
             if terminated or truncated:
@@ -229,8 +230,13 @@ class EnvHost:
         self._progress[1] += 1
         given: Any = int(action[0]) if self._discrete else action
         if blind and env.skips_observations:
-            return (None, *answered(_STEP[1:], env.step_blind, given))
-        return answered(_STEP, env.step, given)
+            found = (None, *answered(_STEP[1:], env.step_blind, given))
+        else:
+            found = answered(_STEP, env.step, given)
+        if not isinstance(found[-1], Mapping):
+            info = repr(found[-1])[:100]
+            raise EnvSideFault(FaultReason.MALFORMED, f"step returns {info} as info, no mapping")
+        return found
 
     def _end_episode(self, row: int) -> bool:
         """Record the episode of ``row``; whether another one follows in it."""

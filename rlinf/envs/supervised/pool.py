@@ -84,7 +84,8 @@ class EnvPool:
             raise ConfigError(
                 f"the envs need {error.wanted / 2**20:.0f} MiB of shared memory and "
                 f"{error.available / 2**20:.0f} MiB are available; use fewer envs, smaller images, "
-                "or allow more (docker run --shm-size=...)"
+                "a smaller max_episode_steps (the actions of an episode are kept), or allow more "
+                "(docker run --shm-size=...)"
             ) from error
         for process in self._processes:
             if self._limits.memory is not None and process.memory() > self._limits.memory:

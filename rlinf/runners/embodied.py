@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,11 +30,13 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EpisodeCounts(Counts):
-    """What an embodied run counts, and whether an evaluation reached the rate that is enough."""
+    """What an embodied run counts; whether the last evaluation reached the rate that is enough, and
+    which it reached."""
 
     env_steps: int = 0
     episodes: int = 0
     solved: bool = False
+    score: float = math.nan
 
 
 class Acting(PlayingTask[ActingT]):
@@ -77,7 +80,12 @@ class Acting(PlayingTask[ActingT]):
     ahead = property(lambda self: self.config.rollout.max_staleness)
     sources = property(lambda self: self.config.sub_batches)
     evaluation_interval = property(lambda self: self.config.evaluation.interval)
-    finished = property(lambda self: self.counts.solved)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the policy succeeds often enough, which a resumed run may see otherwise."""
+        target, counts = self.config.evaluation.stop_at_success, self.counts
+        return counts.solved and target is not None and not counts.score < target
 
     def arguments(self, step: int) -> Arguments:
         """All but the environments are told the number of the step."""
@@ -132,6 +140,7 @@ class Acting(PlayingTask[ActingT]):
         found = super().evaluate(run, purpose)
         target = self.config.evaluation.stop_at_success
         if found is not None and purpose == "periodic":
+            self.counts.score = found.score
             self.counts.solved = target is not None and found.score >= target
         return found
 

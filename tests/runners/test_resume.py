@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from . import reasoning_support, supervised_support, support
-from .killing import Task, ended, kill_and_resume, start, wait_for_lines
+from .killing import Task, ended, finish, kill_and_resume, start, wait_for_lines
 from .reasoning_support import CALLING
 from .support import metrics, write_recipe
 
@@ -170,3 +170,14 @@ def test_a_run_whose_ray_is_lost_commits_before_ray_ends_it(tmp_path: Path) -> N
     assert b"the control process of Ray" in output
     assert f"interrupted; continue with: rlinf resume {run}".encode() in output
     assert newest(run) == f"step_{len(metrics(run)):08d}"
+
+
+def test_a_run_that_succeeded_often_enough_goes_on_without_that_rule(tmp_path: Path) -> None:
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    rule = ["evaluation.stop_at_success=0.5", "env.train.options.success_return=-1.0e6"]
+    finish("train", recipe, *rule, "runner.total_env_steps=640", "--run-dir", str(run))
+    assert len(metrics(run)) == 3
+    finish("resume", str(run))
+    assert len(metrics(run)) == 3
+    finish("resume", str(run), "evaluation.stop_at_success=null")
+    assert len(metrics(run)) == 5

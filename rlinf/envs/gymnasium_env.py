@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -105,6 +106,12 @@ class GymnasiumEnv(SimulatorEnv):
             "main_images" if only else f"images.{_camera(path, pictures)}": path
             for path in pictures
         }
+        if len(self._pictures) < len(pictures):
+            raise ConfigError(
+                f"{options.id} shows pictures whose names differ in marks alone: "
+                f"{', '.join(each[-1] for each in pictures)}; rename one of them",
+                key="options.id",
+            )
         parts: dict[str, gymnasium.Space[Any]] = {
             name: leaves[path] for name, path in self._pictures.items()
         }
@@ -358,9 +365,10 @@ def _instruction(
 
 
 def _camera(path: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> str:
-    """The last key of a picture; all of them where several pictures end in the same."""
+    """The last key of a picture, all of them where several pictures end in the same; with `_` for
+    what is no letter, digit or `_`."""
     alone = sum(each[-1] == path[-1] for each in every) == 1
-    return path[-1] if alone else "_".join(path)
+    return re.sub(r"\W", "_", path[-1] if alone else "_".join(path))
 
 
 def _is_picture(space: gymnasium.Space[Any]) -> bool:

@@ -183,6 +183,13 @@ def test_pictures_that_end_in_the_same_key_are_told_apart():
     assert (shown["images.left_rgb"] != shown["images.right_rgb"]).any()
 
 
+def test_marks_in_the_key_of_a_picture_become_underscores():
+    env = build(spaces.Dict({"cam/front": IMAGE, "a.b": IMAGE}), spaces.Discrete(2))
+    assert set(env.reset(seed=0)[0]) == {"images.cam_front", "images.a_b"}
+    with pytest.raises(ConfigError, match=r"differ in marks alone: a\.b, a/b; rename"):
+        build(spaces.Dict({"a.b": IMAGE, "a/b": IMAGE}), spaces.Discrete(2))
+
+
 def test_an_argument_that_the_environment_does_not_take_is_refused():
     options = GymnasiumOptions(id="CartPole-v1", kwargs={"gravty": 1.0})
     with pytest.raises(ConfigError, match="gravty") as refused:

@@ -61,6 +61,7 @@ class ToolConfig(StrictModel):
 
 TOOLS = {
     "calculator": "rlinf.agents.calculator:CalculatorConfig",
+    "function": "rlinf.agents.function_tool:FunctionToolConfig",
 }
 
 REGISTRY = Registry("tool", "rlinf.tools", TOOLS, ToolConfig)

@@ -10,7 +10,7 @@ import numpy as np
 
 from rlinf.agents.tool import RESULT_TAGS, AgentConfig, ToolError
 from rlinf.agents.tool_calls import ToolCalls
-from rlinf.errors import RunFailure
+from rlinf.errors import RunFailure, in_section
 
 
 class ToolUse:
@@ -19,10 +19,11 @@ class ToolUse:
     def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
         self._config = config
         self._tokenizer = tokenizer
-        self._tools = {
-            name: ToolCalls(name, section.build(), seconds=config.max_call_seconds)
-            for name, section in config.tools.items()
-        }
+        self._tools: dict[str, ToolCalls] = {}
+        for name, section in config.tools.items():
+            with in_section(f"rollout.agent.tools.{name}"):
+                tool = section.build()
+            self._tools[name] = ToolCalls(name, tool, seconds=config.max_call_seconds)
         self._ends = {f"</{name}>": name for name in self._tools}
         single = {end: self._encoded(end) for end in self._ends}
         self.turn_ends = tuple(tokens[0] for tokens in single.values() if len(tokens) == 1)

@@ -23,6 +23,7 @@ class Kind(StrEnum):
     MODELS = "models"
     ALGORITHMS = "algorithms"
     ENGINES = "engines"
+    REWARDS = "rewards"
     TOOLS = "tools"
     LOGGERS = "loggers"
     TASKS = "tasks"
@@ -35,6 +36,7 @@ REGISTRIES = {
     Kind.MODELS: {"": "rlinf.models.config:REGISTRY"},
     Kind.ALGORITHMS: {"": "rlinf.algorithms.base_config:REGISTRY"},
     Kind.ENGINES: {"text": "rlinf.engines.config:REGISTRY"},
+    Kind.REWARDS: {"": "rlinf.rewards.protocol:REGISTRY"},
     Kind.TOOLS: {"": "rlinf.agents.tool:REGISTRY"},
     Kind.LOGGERS: {"": "rlinf.monitor.loggers.base:REGISTRY"},
     Kind.TASKS: {"": "rlinf.runners.task:REGISTRY"},
@@ -44,7 +46,7 @@ REGISTRIES = {
 def list_names(
     kind: Annotated[str, typer.Argument(metavar="|".join(Kind), help="What to list.")],
 ) -> None:
-    """List recipes, environments, models, algorithms, engines, tools, loggers, tasks."""
+    """List recipes, environments, models, algorithms, engines, rewards, tools, loggers, tasks."""
     if kind not in list(Kind):
         raise ConfigError(f"`{kind}` is nothing that can be listed; {did_you_mean(kind, Kind)}")
     rows = list(_rows(Kind(kind)))

@@ -80,6 +80,8 @@ class StrictModel(BaseModel):
             sections = {name: value}
             if isinstance(value, tuple):
                 sections = {f"{name}.{place}": each for place, each in enumerate(value)}
+            elif isinstance(value, Mapping):
+                sections = {f"{name}.{key}": each for key, each in value.items()}
             for key, section in sections.items():
                 if isinstance(section, StrictModel):
                     with in_section(key):

@@ -17,7 +17,6 @@ from rlinf.config.dump import to_data
 from rlinf.config.named_files import fingerprint, named_files
 from rlinf.config.nearest import join_choices
 from rlinf.config.reference import file_of
-from rlinf.errors import in_section
 from rlinf.rewards.protocol import REGISTRY, RewardFunctionConfig
 
 DEADLINE_MARGIN = 5.0
@@ -66,12 +65,6 @@ class RewardConfig(StrictModel):
                 attribute = section[name].rpartition(":")[2]
                 section[name] = f"{path.name}:{attribute} {digest[:12]}"
         return functions
-
-    def check(self) -> None:
-        """Let each function look for what it needs."""
-        for name, function in self.functions.items():
-            with in_section(f"functions.{name}"):
-                function.check()
 
 
 class CorrectnessConfig(StrictModel):

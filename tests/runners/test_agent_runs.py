@@ -10,7 +10,8 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from rlinf.errors import UserError
+from rlinf.agents.calculator import Calculator
+from rlinf.errors import ConfigError, UserError
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.reasoning import Reasoning
@@ -29,6 +30,27 @@ def test_answers_have_turns(reference: Path) -> None:
     lines = untimed(reference)[1:]
     assert all(1 < line["rollout/turns"] <= 3 for line in lines)
     assert all(line["actor/optimizer_steps"] == 2 for line in lines)
+
+
+def test_a_function_of_ones_own_is_a_tool(reference: Path, tmp_path: Path) -> None:
+    file = tmp_path / "my_tools.py"
+    file.write_text(
+        "from rlinf.agents.calculator import Calculator, CalculatorConfig\n"
+        "def calc(arguments, *, decimals):\n"
+        "    return Calculator(CalculatorConfig(decimals=decimals)).call(arguments)\n"
+    )
+    tool = f"{{type: function, function: '{file}:calc', options: {{decimals: 6}}, " + (
+        f"alphabet: '{Calculator.alphabet}'}}")  # fmt: skip
+    run = train(tmp_path, *CALLING, f"rollout.agent.tools={{calc: {tool}}}")
+    assert_equal_runs(reference, run)
+
+
+def test_a_function_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    tool = "{type: function, function: 'nowhere.py:calc'}"
+    config = small_config(tmp_path, *CALLING, f"rollout.agent.tools={{calc: {tool}}}")
+    with pytest.raises(ConfigError, match=r"there is no file nowhere\.py in") as refused:
+        config.check()
+    assert refused.value.key == "rollout.agent.tools.calc.function"
 
 
 def test_the_same_model_without_the_tool(tmp_path: Path) -> None:

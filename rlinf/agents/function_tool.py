@@ -1,0 +1,31 @@
+"""A tool that is a function of the user's own."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from rlinf.agents.tool import Tool, ToolConfig
+from rlinf.config.user_function import UserFunctionConfig
+
+
+class FunctionToolConfig(UserFunctionConfig, ToolConfig):
+    """A function of your own, from a text to a text."""
+
+    implementation = "rlinf.agents.function_tool:FunctionTool"
+    type: Literal["function"] = "function"
+    """Which tool this section configures."""
+    alphabet: str = ""
+    """Characters that replies have besides digits, for a tokenizer that is trained for the run."""
+
+
+class FunctionTool(Tool):
+    """``function(arguments, **options)`` gives the reply."""
+
+    def __init__(self, config: FunctionToolConfig) -> None:
+        self._function, self._options = config.load(), config.options
+        self.alphabet = config.alphabet
+
+    def call(self, arguments: str) -> str:
+        """What the function returns, or raises."""
+        reply: str = self._function(arguments, **self._options)
+        return reply

@@ -1,0 +1,105 @@
+"""A function of the user's own in a recipe, by the name of its module or file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from importlib import import_module
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar
+
+from pydantic import Field, field_validator
+
+from rlinf.config.base import StrictModel
+from rlinf.config.nearest import did_you_mean
+from rlinf.config.reference import check_reference, file_of, names_in_file
+from rlinf.errors import ConfigError
+
+Names = TypeVar("Names")
+
+
+class UserFunctionConfig(StrictModel):
+    """What sections have that name a function and its options."""
+
+    code_files = frozenset({"function"})
+
+    function: str
+    """`package.module:name`, or `path/to/file.py:name`."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Passed to the function by name."""
+
+    @field_validator("function")
+    @classmethod
+    def _check_form(cls, value: str) -> str:
+        where, colon, name = value.rpartition(":")
+        if not (where and name.isidentifier()):
+            file = where if colon else value
+            raise ValueError(f"names no function; write FILE.py:NAME or MODULE:NAME: {file}:NAME")
+        return value
+
+    def check(self) -> None:
+        """Look for the function in its module or file, without running these: that is for those
+        who call it."""
+        super().check()
+        where, _, name = self.function.rpartition(":")
+        if (file := file_of(self.function)) is not None:
+            file = file.expanduser()
+            if not file.is_file():
+                looked_in = "" if file.is_absolute() else f" in {Path.cwd()}"
+                raise ConfigError(f"there is no file {file}{looked_in}", key="function")
+            names = _read(lambda: names_in_file(file, where))
+            if names is not None and name not in names:
+                raise _no_function(where, name, names)
+            return
+        try:
+            found = find_spec(where)
+        except (ImportError, ValueError):
+            found = None
+        if found is None:
+            raise ConfigError(
+                f"there is no module {where}; a file is named by its path: "
+                f"./{where.replace('.', '/')}.py:{name}",
+                key="function",
+            )
+        _read(lambda: check_reference(self.function))
+
+    def load(self) -> Callable[..., Any]:
+        """The function; ConfigError where it cannot be imported or called."""
+        self.check()
+        where, _, name = self.function.rpartition(":")
+        file = file_of(self.function)
+        try:
+            module = _module_of_file(file.expanduser()) if file else import_module(where)
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise ConfigError(f"{where} cannot be imported: {reason}", key="function") from error
+        function = getattr(module, name, None)
+        if not callable(function):
+            raise _no_function(
+                where, name, (k for k, item in vars(module).items() if callable(item))
+            )
+        return function  # type: ignore[no-any-return]
+
+
+def _no_function(where: str, name: str, names: Iterable[str]) -> ConfigError:
+    hint = did_you_mean(name, [each for each in names if each[0] != "_"])
+    return ConfigError(f"{where} has no function {name}; {hint}".rstrip("; "), key="function")
+
+
+def _read(look: Callable[[], Names]) -> Names:
+    """What is found; of what is not, the key says where it was written."""
+    try:
+        return look()
+    except ConfigError as error:
+        error.key = "function"
+        raise
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    spec = spec_from_file_location(f"user_function_{path.stem}", path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is no Python file")
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

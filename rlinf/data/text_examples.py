@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
 import numpy as np
@@ -43,6 +43,16 @@ class ExampleFilesConfig(RecordFilesConfig):
     answer_key: str | None = "answer"
     """Key of the answer, a text; null: the prompt is a list of messages, the last of which, by the
     assistant, is the answer."""
+    turns: Literal["last", "all"] = "last"
+    """Which messages of the assistant are learnt: the last one, or all, each behind those before
+    it as an example of its own."""
+
+    @model_validator(mode="after")
+    def _check_turns(self) -> Self:
+        if self.turns == "all" and (self.answer_key is not None or self.image_key is not None):
+            why = "prompts with pictures" if self.answer_key is None else "answers of their own key"
+            raise illegal("turns", f"{why} have one answer", hint="nearest: last")
+        return self
 
     @property
     def other_keys(self) -> tuple[str, str | None]:
@@ -210,7 +220,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
     ) -> Iterator[TextExample]:
         texts: list[tuple[str, PicturedPrompt, str, str]] = []
         told = self.template_arguments
-        for item in raw:
+        for item in (turn for each in raw for turn in self._turns(each)):
             try:
                 seen = PicturedPrompt(item, reader)
                 texts.append((item.where, seen, *self._texts(seen.content, item, tokenizer, told)))
@@ -242,6 +252,20 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                     continue
                 tokens = np.array(prompt, np.int64), np.array([*target, *end], np.int64)
                 yield TextExample(*tokens, pictures)
+
+    def _turns(self, item: RawPrompt) -> Iterator[RawPrompt]:
+        """A conversation up to each message of the assistant that is learnt."""
+        content = item.content
+        ends = [
+            place for place, message in enumerate(content if isinstance(content, tuple) else ())
+            if place and message["role"] == "assistant"
+        ]  # fmt: skip
+        if self.files is None or self.files.turns == "last" or not ends:
+            yield item
+            return
+        for end in ends:
+            where = f"{item.where}, message {end + 1}"
+            yield replace(item, where=where, content=content[: end + 1])
 
     def _texts(
         self,

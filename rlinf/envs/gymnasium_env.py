@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import gymnasium
@@ -153,7 +154,11 @@ class GymnasiumEnv(SimulatorEnv):
             if not colon:
                 gymnasium.spec(options.id)
             elif importlib.util.find_spec(module) is None:
-                raise ConfigError(f"there is no module `{module}`", key="options.id")
+                raise ConfigError(
+                    f"there is no module `{module}`, neither installed nor in {Path.cwd()}; give "
+                    "the command where its file lies",
+                    key="options.id",
+                )
         except (gymnasium.error.Error, ImportError) as error:
             raise ConfigError(str(error), key="options.id") from error
 

@@ -66,6 +66,27 @@ def test_a_chat_template_writes_prompt_and_answer(tokenizer, write):
     np.testing.assert_array_equal(other.target, one.target)
 
 
+def test_every_turn_of_the_assistant_may_be_learnt(tokenizer, write):
+    """Each is what it would be as the last one, and nothing else is."""
+    said = [("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4"), ("user", "0")]
+    talk = [{"role": role, "content": content} for role, content in said]
+    chat = {"prompt_key": "messages", "answer_key": None}
+
+    def examples(name, turns, *conversations):
+        path = write(name, *({"messages": each} for each in conversations))
+        files = {"train": [path], **chat, "turns": turns}
+        return build(tokenizer, files=files, apply_chat_template=True).train
+
+    found = examples("all.jsonl", "all", talk, talk[:2])
+    wanted = examples("last.jsonl", "last", talk[:2], talk[:4], talk[:2])
+    assert len(found) == len(wanted) == 3
+    for one, other in zip(found.examples, wanted.examples, strict=True):
+        np.testing.assert_array_equal(one.prompt, other.prompt)
+        np.testing.assert_array_equal(one.target, other.target)
+    with pytest.raises(ConfigError, match="of their own key have one answer; nearest: last"):
+        build(tokenizer, files={"train": [write("a.jsonl", *sums(2))], "turns": "all"})
+
+
 def test_a_template_that_ends_no_answer_is_told(tokenizer, write, caplog):
     path = write("a.jsonl", *sums(3))
     build(tokenizer, files={"train": [path]}, apply_chat_template=True)

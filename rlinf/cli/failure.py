@@ -80,6 +80,9 @@ def report(error: Exception) -> int:
         complain(str(origin))
         return USER_ERROR
     complain(_failure(origin, place, trace.splitlines()), label="failure")
+    if reporting.log is not None and any(reporting.log.parent.glob("checkpoints/step_*")):
+        run = shlex.quote(str(reporting.log.parent))
+        say(f"what was committed before is unharmed; go on with: rlinf resume {run}")
     return FAILED
 
 

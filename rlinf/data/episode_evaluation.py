@@ -175,8 +175,19 @@ class EvaluationResult(SpecifiedResult):
     @property
     def mean_return(self) -> float:
         """Mean return of the valid episodes; NaN if there is none."""
-        returns = [outcome.episode_return for outcome in self.outcomes if outcome.valid]
+        returns = self._returns
         return math.fsum(returns) / len(returns) if returns else math.nan
+
+    @property
+    def return_deviation(self) -> float:
+        """Standard deviation of the same returns; NaN if there is none."""
+        mean = self.mean_return
+        squares = [(each - mean) ** 2 for each in self._returns]
+        return math.sqrt(math.fsum(squares) / len(squares)) if squares else math.nan
+
+    @property
+    def _returns(self) -> list[float]:
+        return [outcome.episode_return for outcome in self.outcomes if outcome.valid]
 
     @property
     def score(self) -> float:
@@ -195,7 +206,7 @@ class EvaluationResult(SpecifiedResult):
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
         if not self.successes and self.n_invalid < self.n:  # a task may have no goal but its reward
-            lines.append(f"  mean return {self.mean_return:.5g}")
+            lines.append(f"  mean return {self.mean_return:.5g} ± {self.return_deviation:.3g}")
         return "\n".join(lines)
 
     def _lines_of_tasks(self) -> Iterator[str]:

@@ -129,6 +129,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             "eval/success_low": low,
             "eval/success_high": high,
             "eval/return": result.mean_return,
+            "eval/return_std": result.return_deviation,
         }
 
     def score(self, result: EvaluationResult, metrics: Mapping[str, float]) -> float:

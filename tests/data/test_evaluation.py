@@ -214,7 +214,7 @@ def test_where_nothing_ever_succeeds_returns_are_said_and_compared():
         return replace(nothing, outcomes=outcomes)
 
     first, second = returning(-10.0), returning(-7.5)
-    assert str(first).endswith("\n  mean return -6.5")
+    assert str(first).endswith("\n  mean return -6.5 ± 2.29")
     comparison = compare(first, second)
     assert (comparison.metric, comparison.difference) == ("mean return", 2.5)
     assert (comparison.better, comparison.worse, comparison.method) == (8, 0, "bootstrap")

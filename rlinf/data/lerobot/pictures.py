@@ -191,11 +191,19 @@ class ImagePictures(_Pictures):
                 path = self._groups[group][1]
                 raise ConfigError(f"{path}: {self._name} of row {row} is no picture") from error
 
+    def _read(self, path: Path, number: int) -> Any:
+        """A row group's pictures; ConfigError where the file is damaged."""
+        try:
+            file = parquet().ParquetFile(path, page_checksum_verification=True)
+            return file.read_row_group(number, columns=[self._name])
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}; copy it again") from error
+
     def _encoded(self, group: int) -> list[dict[str, Any]]:
         """The encoded pictures of a row group; those asked for last are kept."""
         if group not in self._cache:
             _, path, number = self._groups[group]
-            column = parquet().ParquetFile(path).read_row_group(number, columns=[self._name])
+            column = self._read(path, number)
             self._sizes[group] = column.nbytes
             while self._cache and sum(self._sizes.values()) > _CACHED_BYTES:
                 del self._sizes[self._cache.popitem(last=False)[0]]

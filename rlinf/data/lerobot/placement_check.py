@@ -20,7 +20,8 @@ _AGAIN = "copy the set again"
 
 def numbers_of(path: Path, name: str) -> np.ndarray:
     """All numbers of a column of Parquet in one row; a null is NaN. pyarrow's errors."""
-    column = parquet().read_table(path, columns=[name]).column(name).combine_chunks()
+    table = parquet().read_table(path, columns=[name], page_checksum_verification=True)
+    column = table.column(name).combine_chunks()
     while hasattr(column, "flatten") and column.type.num_fields:
         column = column.flatten()
     found: np.ndarray = column.to_numpy(zero_copy_only=False)

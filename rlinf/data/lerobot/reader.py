@@ -169,7 +169,9 @@ class LeRobotSet:
         try:
             return read()
         except OSError as error:  # as are all errors of pyarrow about files
-            raise ConfigError(f"{self.directory} is no whole LeRobot set: {error}") from error
+            raise ConfigError(
+                f"{self.directory} is no whole LeRobot set: {error}; copy it again"
+            ) from error
         except ValueError as error:
             if type(error).__module__.startswith("pyarrow"):
                 raise ConfigError(

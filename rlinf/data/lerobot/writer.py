@@ -228,7 +228,7 @@ class _Writer:
                 chunk, file = self._place(number)
                 path = self._root / DATA.format(chunk_index=chunk, file_index=file)
                 path.parent.mkdir(parents=True, exist_ok=True)
-                writer = parquet().ParquetWriter(path, table.schema)
+                writer = parquet().ParquetWriter(path, table.schema, write_page_checksum=True)
             writer.write_table(table)
             row["data/chunk_index"], row["data/file_index"] = self._place(number)
         if writer is not None:

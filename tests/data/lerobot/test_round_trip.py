@@ -282,6 +282,35 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(written: Path, tmp_path: Pa
             LeRobotSet(target)
 
 
+@pytest.mark.parametrize("kind", ["image", "video"])
+def test_a_flipped_bit_is_found(kind: str, written: Path, tmp_path: Path) -> None:
+    """In whichever page of the data: each has a checksum."""
+    shutil.copytree(written / kind, tmp_path / "set")
+    file = tmp_path / "set/data/chunk-000/file-000.parquet"
+    whole = file.read_bytes()
+    names = ["action", "observation.state", "next.reward"]
+    if kind == "image":
+        names.append(MAIN)
+    for name in names:
+        group = parquet.ParquetFile(file).metadata.row_group(0)
+        chunks = [group.column(number) for number in range(group.num_columns)]
+        chunk = next(each for each in chunks if each.path_in_schema.startswith(name))
+        end = chunk.dictionary_page_offset or chunk.data_page_offset
+        place = end + chunk.total_compressed_size - 2
+        file.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(ConfigError, match="copy it again"):
+            _read_all(tmp_path / "set")
+        file.write_bytes(whole)
+    _read_all(tmp_path / "set")
+
+
+def _read_all(path: Path) -> None:
+    found = LeRobotSet(path)
+    for name in ("action", "observation.state", "next.reward"):
+        found.vectors(name)
+    found.pictures(MAIN)[np.arange(len(found))]
+
+
 def test_what_a_set_does_not_have_is_named(written: Path, tmp_path: Path) -> None:
     found = LeRobotSet(written / "image")
     with pytest.raises(ConfigError, match=r"did you mean `observation\.images\.main`"):

@@ -23,7 +23,8 @@ class OffPolicy(Acting[OffPolicyConfig]):
     @classmethod
     def step(cls, flow: Flow, config: OffPolicyConfig) -> None:
         """Environments and policy answer each other; the replay takes that in and draws batches of
-        all it holds; the actor trains on these."""
+        all it holds; the actor trains on these, and knows of every state that was seen."""
         cls.collect(flow)
-        flow.stage("replay", Stage("replay", "sample", ("trajectories",), ("batches",)))
-        flow.stage("train", Stage("actor", "train_on", ("batches",), replicated=("batches",)))
+        drawn = ("batches", "seen")
+        flow.stage("replay", Stage("replay", "sample", ("trajectories",), drawn))
+        flow.stage("train", Stage("actor", "train_on", drawn, replicated=drawn))

@@ -115,10 +115,11 @@ class Trainer:
             name: SkippedUpdates(
                 bound=config.max_skipped_updates,
                 section=prefix,
-                optim=f"{section}.{name}_optim" if name in (optim or {}) else f"{section}.optim",
+                optim=f"{section}.{name}_optim" if name in (optim or {}) else f"{place}.optim",
                 directory=failure_directory if ranks.rank == 0 else None,
             )
             for name, prefix in self._prefixes.items()
+            for place in (section if POLICY in modules else prefix,)
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
         self.reference = None

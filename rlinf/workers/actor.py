@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from typing import Any
 
 import torch
@@ -102,26 +102,17 @@ class ActorWorker(WeightSendingWorker):
         return self._trainer.learn(rollout, step, beside)
 
     def train_on(
-        self, batches: InputStream, *, step: int
+        self, batches: InputStream, seen: InputStream, *, step: int
     ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on global batches that come one by one; returns the phase's metrics.
 
-        Statistics of observations are taken afterwards, so that those who act and the trainer
-        compute with equal ones.
+        Statistics of observations are taken of every state that was seen, once, and afterwards, so
+        that those who act and the trainer compute with equal ones.
         """
         yield from ()
-        trained: list[Batch] = []
-
-        def arriving() -> Iterator[Batch]:
-            for item in batches:
-                trained.append(item.payload)
-                yield item.payload
-
-        metrics = self._trainer.train(arriving(), step)
-        if trained:
-            names = trained[0].inputs
-            seen = {name: torch.cat([each.inputs[name] for each in trained]) for name in names}
-            self._trainer.observe(seen)
+        metrics = self._trainer.train((item.payload for item in batches), step)
+        for item in seen:
+            self._trainer.observe(item.payload)
         return metrics
 
     def _all_reduce(self, part: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 from rlinf.algorithms.batch import Batch
 from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory, concatenate
+from rlinf.envs.results import TASK_IDS
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.config.off_policy import OffPolicyConfig
@@ -32,11 +33,15 @@ class ReplayWorker(StageWorker):
     def sample(
         self, trajectories: InputStream, *, step: int
     ) -> Generator[Emit, None, dict[str, float]]:
-        """Stage: take a rollout in, then yield the global batches of one training phase."""
+        """Stage: take a rollout in, then yield its states and the global batches of one training
+        phase."""
         config = self._config
         parts: list[Trajectory] = [item.payload for item in trajectories]
         rows, metrics = self._algorithm.prepare(concatenate(parts))
         self._store.append(rows.tensors())
+        states = {name: rows.inputs[name] for name in ("states", TASK_IDS) if name in rows.inputs}
+        if states:
+            yield Emit("seen", 0, states)
         generator = draws(config.seed, step)
         for number in range(config.updates(step)):
             drawn = self._store.sample(config.actor.global_batch_size, generator)

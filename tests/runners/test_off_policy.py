@@ -79,9 +79,9 @@ def test_running_ahead_is_the_same_program_anywhere(ahead: Path, tmp_path: Path)
 def test_running_ahead_acts_with_older_weights(reference: Path, ahead: Path) -> None:
     now, before = metrics(reference), metrics(ahead)
     assert [line["env/steps"] for line in now] == [line["env/steps"] for line in before]
-    # The first rollout with trained weights comes a step later, so until then all is equal.
+    # While actions are random all is equal; then what acts knows of the states a step later.
     same = [one == other for one, other in zip(now, before, strict=True)]
-    assert same[:3] == [True] * 3
+    assert same[:2] == [True] * 2
     assert not same[-1]
 
 

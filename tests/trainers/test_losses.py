@@ -244,5 +244,5 @@ def test_each_loss_counts_its_own_skipped_updates():
     first = one.train(spoilt[:1], 0)
     assert first["critic/skipped_updates"] == 1
     assert first["actor/optimizer_steps"] == 1
-    with pytest.raises(RunFailure, match=r"lower critic\.optim\.lr"):
+    with pytest.raises(RunFailure, match=r"lower actor\.optim\.lr"):
         one.train(spoilt, 1)

@@ -25,7 +25,7 @@ from rlinf.envs.base import (
 )
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.checks import EnvSideFault, checked_flag
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, told
 
 _PICTURE = 16
 """Pixels of a side from which on bytes in rows and columns are a picture."""
@@ -256,6 +256,13 @@ def _made(options: GymnasiumOptions) -> Any:
         reason = "`render_mode` is a key beside `kwargs`: options.render_mode"
         raise ConfigError(reason, key="options.kwargs")
     given = {"disable_env_checker": True, **options.kwargs}
+    module, colon, _ = options.id.partition(":")
+    if colon:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # of any kind: it is the user's own code
+            why = f"{module} cannot be imported: {told(error)}"
+            raise ConfigError(why, key="options.id") from error
     try:
         if options.render_mode is not None:
             return gymnasium.make(options.id, render_mode=options.render_mode, **given)

@@ -113,7 +113,9 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
 
 def _observation_boxes(space: Any, name: str) -> dict[str, spaces.Box]:
     if not isinstance(space, spaces.Dict) or not space.spaces:
-        raise ConfigError(f"{name}: observation_space must be a gymnasium.spaces.Dict, is {space}")
+        what = "is empty: it shows nothing" if isinstance(space, spaces.Dict) else (
+            f"must be a gymnasium.spaces.Dict, is {space}")  # fmt: skip
+        raise ConfigError(f"{name}: observation_space {what}")
     boxes: dict[str, spaces.Box] = {}
     for key, part in space.spaces.items():
         wanted = observation_type(key)

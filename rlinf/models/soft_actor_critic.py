@@ -129,9 +129,11 @@ def register_box(module: nn.Module, config: SquashedConfig, env_spec: EnvSpec) -
     )
     radius = (high - low) / 2
     if not bool(radius.isfinite().all()):
+        number = int((~radius.isfinite()).int().argmax())
         raise ConfigError(
-            f"model.type: {config.type} squashes actions into their box, but the environment's "
-            "actions have no bounds; use mlp, or bound the actions of the environment"
+            f"model.type: {config.type} squashes actions into their box, but dimension {number} of "
+            f"the environment's actions goes from {low[number]:g} to {high[number]:g}; use mlp, or "
+            "bound the actions of the environment"
         )
     if not bool((radius > 0).all()):
         number = int(radius.argmin())

@@ -316,6 +316,22 @@ def test_classes_that_gymnasium_cannot_make_are_told_in_a_line():
             gymnasium.registry.pop("Made-v0")
 
 
+@pytest.mark.parametrize(
+    ("code", "why"),
+    [
+        ("import gymnasium, no_such_package\n", "ModuleNotFoundError: No module named 'no_"),
+        ("def broken(:\n", "SyntaxError: "),
+        ("raise RuntimeError('no licence')\n", r"RuntimeError: no licence \(.*_module\.py line"),
+    ],
+)
+def test_a_module_that_cannot_be_imported_is_told_in_a_line(code, why, tmp_path, monkeypatch):
+    (tmp_path / "own_module.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigError, match=f"own_module cannot be imported: {why}") as refused:
+        GymnasiumEnv(GymnasiumOptions(id="own_module:Own-v0", render_mode=None))
+    assert "\n" not in str(refused.value)
+
+
 def test_a_class_without_a_method_that_renders_says_so():
     env = GymnasiumEnv(
         GymnasiumOptions(id="Odd-v0", kwargs={"observations": PLAIN, "actions": spaces.Discrete(2)})

@@ -124,6 +124,7 @@ class GymnasiumEnv(SimulatorEnv):
             parts[INSTRUCTION_KEY] = spaces.Box(0, 255, INSTRUCTION_SHAPE, np.uint8)
         self.observation_space = spaces.Dict(parts)
         self._shows: gymnasium.Space[Any] = self._env.observation_space
+        self._has_keys = isinstance(self._shows, spaces.Dict)
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
@@ -234,7 +235,8 @@ class GymnasiumEnv(SimulatorEnv):
         return given
 
     def _converted(self, observation: Any) -> Observation:
-        _refuse_other_keys(observation, self._shows)
+        if self._has_keys:
+            _refuse_other_keys(observation, self._shows)
         found = {name: np.asarray(_at(observation, path)) for name, path in self._pictures.items()}
         if self._vectors:
             parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]

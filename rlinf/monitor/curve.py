@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -25,6 +26,8 @@ Point = tuple[float, float]
 EVAL_SUCCESS, EVAL_LOW, EVAL_HIGH = "eval/success", "eval/success_low", "eval/success_high"
 VALIDATION_LOSS = "validation/loss"
 STEP_TIME = "time/step"
+_LEGEND = 40
+"""Characters of a line of a legend, which else may be wider than the picture."""
 
 
 @dataclass(frozen=True)
@@ -201,7 +204,8 @@ def _draw_band(axes: Axes, series: Sequence[Sequence[Point]], label: str, color:
     values = [np.interp(grid, *np.array(points).T) for points in series if points]
     if not values:
         return
-    axes.plot(grid, np.median(values, axis=0), color=color, label=label)
+    told = textwrap.fill(label, _LEGEND, break_long_words=False)
+    axes.plot(grid, np.median(values, axis=0), color=color, label=told)
     axes.fill_between(grid, np.min(values, axis=0), np.max(values, axis=0), color=color, alpha=0.2)
 
 
@@ -209,7 +213,7 @@ def _success_axis(axes: Axes) -> None:
     axes.set_ylabel("success rate")
     axes.set_ylim(-0.02, 1.02)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(loc="lower right")
+        axes.legend(loc="lower right", fontsize="small")
 
 
 def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:

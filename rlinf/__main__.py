@@ -29,6 +29,7 @@ def _open_standard_streams() -> None:
             os.fstat(descriptor)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # at the lowest number that is free: this one
+            os.set_inheritable(descriptor, True)  # the same holds for what it starts
             setattr(sys, name, os.fdopen(descriptor, "w" if descriptor else "r"))
 
 

@@ -178,7 +178,7 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
-            if number == signal.SIGHUP:
+            if number == signal.SIGHUP or _asked_by_ray():
                 return
             _leave_nothing_behind()
             os._exit(INTERRUPTED)
@@ -197,6 +197,15 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _asked_by_ray() -> bool:
+    """Whether a signal is no second wish of the user, but Ray's, whose control process is gone."""
+    started = sys.modules.get("rlinf.scheduler.runtime.ray_start")
+    if started is None or not started.control_lost.is_set():
+        return False
+    started.control_lost.clear()
+    return True
 
 
 def end_signals() -> list[signal.Signals]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.config.component import illegal
@@ -74,8 +74,15 @@ class ReasoningConfig(AnsweringConfig):
         training = value_at(data, "rollout.sampling")
         if not isinstance(own, Mapping) or not isinstance(training, Mapping):
             return data
+        try:
+            SamplingConfig.model_validate(training)
+        except ValidationError:
+            return data  # what is wrong there is told once
         unlike = SamplingConfig.only_with if own.get("greedy") is True else ()
         rest = {key: value for key, value in training.items() if key not in unlike}
+        most = own.get("max_new_tokens")
+        if type(most) is int and "min_new_tokens" in rest:
+            rest["min_new_tokens"] = min(int(rest["min_new_tokens"]), most)
         return {**data, "validation": {**data["validation"], "sampling": {**rest, **own}}}
 
     @property

@@ -90,7 +90,9 @@ def test_streams_that_are_closed_are_not_those_of_a_run(tmp_path: Path) -> None:
         "import os, sys; sys.argv = ['rlinf', '--version']; os.closerange(0, 3);"
         "from rlinf.__main__ import main; code = main();"
         f"file = open({str(tmp_path / 'file')!r}, 'w'); file.write(str(file.fileno()));"
-        "file.flush(); print('printed', flush=True); os.write(2, b'written'); os._exit(code)"
+        "file.flush(); print('printed', flush=True); os.write(2, b'written');"
+        "assert all(map(os.get_inheritable, range(3)));"
+        "os._exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", program], check=False)
     assert done.returncode == 0

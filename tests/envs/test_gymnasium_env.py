@@ -107,10 +107,12 @@ def test_an_observation_of_another_space_is_malformed(space, shown, message, mon
     assert fault.value.reason is FaultReason.MALFORMED
 
 
-@pytest.mark.parametrize("said", [float("nan"), "no", np.zeros(2), None])
+@pytest.mark.parametrize("said", [float("nan"), "no", np.zeros(2), [[1], [1, 2]]])
 def test_a_success_that_is_neither_true_nor_false_is_malformed(said, monkeypatch):
     env = build(PLAIN, spaces.Discrete(2), success_key="is_success")
-    for info, expected in ((np.bool_(True), True), (0, False), (np.array(1.0), True), (said, None)):
+    fine = [(np.bool_(True), True), (0, False), (np.array(1.0), True), (np.array([True]), True),
+            (None, False)]  # fmt: skip
+    for info, expected in [*fine, (said, None)]:
         env.reset(seed=0)
         monkeypatch.setattr(
             Odd, "step", lambda *_, info=info: (np.zeros(3), 1.0, True, False, {"is_success": info})

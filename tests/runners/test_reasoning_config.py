@@ -186,3 +186,12 @@ def test_what_validation_does_not_say_of_sampling_is_as_in_training(tmp_path: Pa
     assert own is not None
     assert (own.max_new_tokens, own.temperature, own.greedy) == (20, 1.0, True)
     assert small_config(tmp_path, *training).validation.sampling is None
+    short = small_config(
+        tmp_path, "rollout.sampling.min_new_tokens=3", "validation.sampling.max_new_tokens=2"
+    )
+    assert short.validation.sampling is not None
+    assert short.validation.sampling.min_new_tokens == 2
+    for wrong in ("typo=1", "temperature=-1"):
+        with pytest.raises(UserError) as refused:
+            small_config(tmp_path, f"rollout.sampling.{wrong}", "validation.sampling.top_k=3")
+        assert "1 problem\n" in str(refused.value)

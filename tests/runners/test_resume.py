@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,19 @@ def test_the_first_interrupt_commits_and_ends_cleanly(
 
 def newest(run: Path) -> str:
     return (run / "checkpoints" / "latest").resolve().name
+
+
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_terminal_that_hangs_up_is_no_loss(tmp_path: Path, runtime: str) -> None:
+    """It signals every process of the group, those of Ray too."""
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    process = start("train", recipe, *overrides(runtime, 4000), "--run-dir", str(run))
+    with ended(process):
+        assert wait_for_lines(process, run, 2)
+        os.killpg(os.getpgid(process.pid), signal.SIGHUP)
+        output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output.decode()
+    assert newest(run) == f"step_{len(metrics(run)):08d}"
 
 
 @pytest.mark.slow

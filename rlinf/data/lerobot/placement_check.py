@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,8 @@ from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.data.lerobot.reader import LeRobotEpisode
+
+log = logging.getLogger(__name__)
 
 _AGAIN = "copy the set again"
 
@@ -29,9 +32,14 @@ def numbers_of(path: Path, name: str) -> np.ndarray:
 
 
 def read_row_tasks(
-    rows: Mapping[Path, int], episodes: Sequence[LeRobotEpisode], fps: float, tasks: Sequence[str]
+    rows: Mapping[Path, int],
+    episodes: Sequence[LeRobotEpisode],
+    fps: float,
+    tasks: np.ndarray,
+    *,
+    filmed: bool,
 ) -> np.ndarray:
-    """Which text each row is of, [N] int64, once every row is where its episode has it.
+    """Which of the tasks each row is of, [N] int64, once every row is where its episode has it.
 
     Training takes row ``first + k`` as step k of its episode, and a video's frame by that number,
     so rows in another order would be learnt from as if nothing were wrong.
@@ -40,7 +48,9 @@ def read_row_tasks(
         rows: Number of rows by file, in the order in which they are read.
         episodes: One behind the other.
         fps: Frames per second.
-        tasks: Texts by number.
+        tasks: Numbers that rows may have, ascending; none: they are not looked at.
+        filmed: Whether there are videos, whose frames are told by time. Without, times that do not
+            fit the rate, as some converted sets have them, are no more than a warning.
 
     Raises:
         ConfigError: A row is another one than expected, or of no task; with both.
@@ -63,21 +73,27 @@ def read_row_tasks(
                 0.5 / fps if name == "timestamp" else 0.5)  # fmt: skip
             if not near.all():
                 row = int(np.argmin(near))
-                raise ConfigError(
+                why = (
                     f"{path}: row {row} has {name} {numbers_of(path, name)[row]}, where "
                     f"meta/episodes has step {frame[first + row]} of episode "
-                    f"{episode[first + row]}, that is {here[row]:g}; {_AGAIN}"
+                    f"{episode[first + row]}, that is {here[row]:g}"
                 )
-        if tasks:
+                if name != "timestamp":
+                    raise ConfigError(f"{why}; {_AGAIN}")
+                why += f" at the fps of meta/info.json, {fps:g}"
+                if filmed:
+                    raise ConfigError(f"{why}; its videos could show other frames: convert it anew")
+                log.warning("%s", why)
+        if len(tasks):
             numbers = _as_numbers(path, "task_index", count)
-            known = np.isin(numbers, np.arange(len(tasks)))
+            known = np.isin(numbers, tasks)
             if not known.all():
                 row = int(np.argmin(known))
                 raise ConfigError(
                     f"{path}: row {row} has task_index {numbers[row]:g}, and meta/tasks.parquet "
-                    f"has tasks 0 to {len(tasks) - 1}; {_AGAIN}"
+                    f"has {len(tasks)} tasks from {tasks[0]} to {tasks[-1]}; {_AGAIN}"
                 )
-            found[first : first + count] = numbers.astype(np.int64)
+            found[first : first + count] = np.searchsorted(tasks, numbers.astype(np.int64))
         first += count
     return found
 

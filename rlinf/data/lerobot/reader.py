@@ -78,7 +78,7 @@ class LeRobotSet:
         try:
             self.fps = _rate_of(self.info["fps"])
             self.features = {k: Feature.of(v) for k, v in self.info["features"].items()}
-            self.tasks = self._guarded(self._read_tasks)
+            self.task_numbers, self.tasks = self._guarded(self._read_tasks)
             self.episodes: tuple[LeRobotEpisode, ...] = self._guarded(self._read_episodes)
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ConfigError(
@@ -179,15 +179,16 @@ class LeRobotSet:
                 ) from error
             raise
 
-    def _read_tasks(self) -> tuple[str, ...]:
-        """Texts by index; the column of the texts is pandas' index, of whatever name."""
+    def _read_tasks(self) -> tuple[np.ndarray, tuple[str, ...]]:
+        """Numbers, ascending, and texts; the column of the texts is pandas' index, of whatever
+        name."""
         if not (self.directory / TASKS).exists():
-            return ()
+            return np.zeros(0, np.int64), ()
         columns = parquet().read_table(regular_file(self.directory / TASKS)).to_pydict()
         numbers = columns.pop("task_index")
         (texts,) = columns.values()
-        known = dict(zip(numbers, texts, strict=True))
-        return tuple(str(known[number]) for number in range(len(known)))
+        known = dict(sorted(zip(numbers, texts, strict=True)))
+        return np.array([*known], np.int64), tuple(map(str, known.values()))
 
     def _read_episodes(self) -> tuple[LeRobotEpisode, ...]:
         rows: list[dict[str, Any]] = []
@@ -249,7 +250,10 @@ class LeRobotSet:
             if feature.dtype == "video":
                 spans = [each.videos[name] for each in self.episodes]
                 check_video_spans(name, spans, [e.length for e in self.episodes], self.fps)
-        read = partial(read_row_tasks, wanted, self.episodes, self.fps, self.tasks)
+        filmed = any(each.dtype == "video" for each in self.features.values())
+        read = partial(
+            read_row_tasks, wanted, self.episodes, self.fps, self.task_numbers, filmed=filmed
+        )
         numbers = self._guarded(read)
         self.texts, self.text_numbers = self._texts_of_rows(numbers)
         if self.info.get("total_frames", expected) != expected:
@@ -266,7 +270,7 @@ class LeRobotSet:
             return texts, np.repeat(of, [each.length for each in self.episodes])
         for number, each in enumerate(self.episodes):
             seen = {self.tasks[n] for n in set(numbers[each.first :][: each.length].tolist())}
-            if each.texts and seen != set(each.texts):
+            if each.texts and not seen <= set(each.texts):
                 raise ConfigError(
                     f"{self.directory}: the rows of episode {number} are of "
                     f"{', '.join(sorted(map(repr, seen)))}, meta/episodes says "

@@ -29,13 +29,14 @@ class WorkerMethods:
         """Make the process of this worker one of its owner's, with whom it ends.
 
         Args:
-            owner: Id of the process that uses the engine. Ctrl-C is for it alone, which then ends
+            owner: Id of the process that uses the engine. Signals are for it alone, which then ends
                 the engine cleanly.
             threads: Threads that torch computes with; None: as they are.
         """
         threading.Thread(target=_end_with, args=(os.pidfd_open(owner),), daemon=True).start()
         with contextlib.suppress(ValueError):  # not in the main thread
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            for number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C, a terminal that hangs up
+                signal.signal(number, signal.SIG_IGN)
         if threads is not None:
             torch.set_num_threads(threads)
 

@@ -78,12 +78,18 @@ def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
     value = info.get(name, False)
     if type(value) in (bool, np.bool_):
         return bool(value)
-    kind = getattr(np.asarray(value), "dtype", None)
-    if np.ndim(value) or kind is None or kind.kind not in "bifu" or not math.isfinite(value):
+    if value is None:
+        return False
+    try:
+        found = np.asarray(value)
+        fits = found.size == 1 and found.dtype.kind in "bifu" and bool(np.isfinite(found).all())
+    except Exception:  # noqa: BLE001 - an object of any kind
+        fits = False
+    if not fits:
         raise EnvSideFault(
             FaultReason.MALFORMED, f"info['{name}'] is {value!r:.100}, not true or false"
         )
-    return bool(value)
+    return bool(found.reshape(-1)[0])
 
 
 def require_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any = None) -> None:

@@ -103,7 +103,10 @@ class PublishedConfig(ModelConfig):
 
         try:
             return super().build(env_spec, value_dim=value_dim, seed=seed)
-        except (torch.OutOfMemoryError, torch.AcceleratorError):
+        except (
+            torch.OutOfMemoryError,
+            getattr(torch, "AcceleratorError", torch.OutOfMemoryError),  # since torch 2.8
+        ):
             raise
         except (
             LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError

@@ -40,6 +40,7 @@ from rlinf.scheduler.runtime.ray_start import (
     ADDRESS_VARIABLE,
     NAMESPACE,
     connect,
+    control_lost,
     control_process,
     end_without_control,
     find_nodes,
@@ -189,6 +190,7 @@ class RayRuntime(RayClientRuntime):
         self._control_lost = True
         log.error("the control process of Ray, %d, has ended: nothing can be started any more", pid)
         if callable(signal.getsignal(signal.SIGTERM)):
+            control_lost.set()
             os.kill(os.getpid(), signal.SIGTERM)
 
     def _wait_for_end(self, pid: int) -> None:

@@ -32,6 +32,8 @@ from rlinf.scheduler.transport.cluster_files import socket_root
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
 _left_behind = threading.Event()
+control_lost = threading.Event()
+"""Set where the program is asked, by SIGTERM, to end because Ray's control process did."""
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
@@ -58,7 +60,7 @@ def connect(config: ClusterConfig) -> None:
                 "start one there with `ray start --head`, or leave cluster.address and "
                 "RAY_ADDRESS out",
             ),
-            _keeping_sigterm(),
+            _keeping_signals(),
         ):
             ray.init(address=address, **common)
         return
@@ -79,7 +81,7 @@ def connect(config: ClusterConfig) -> None:
         "does without Ray: cluster.runtime=local. Ray's own logs are in "
         f"{place / 'session_latest' / 'logs'}"
     )
-    with on_loopback(), _explained("Ray did not start", busy), _keeping_sigterm():
+    with on_loopback(), _explained("Ray did not start", busy), _keeping_signals():
         ray.init(
             address="local",
             include_dashboard=False,
@@ -163,14 +165,20 @@ def _check_open_files() -> None:
 
 
 @contextmanager
-def _keeping_sigterm() -> Iterator[None]:
+def _keeping_signals() -> Iterator[None]:
     """Leave SIGTERM to the program where it has a handler: Ray puts one that ends the process in
-    its place, from Python and from C++."""
+    its place, from Python and from C++. Ray's own processes, which are of the same group, outlive a
+    terminal that hangs up, or the program could commit nothing: they inherit that it is ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = signal.getsignal(signal.SIGTERM)
+    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         yield
     finally:
-        if callable(before) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, hangup)
+        if callable(before):
             signal.signal(signal.SIGTERM, before)
 
 

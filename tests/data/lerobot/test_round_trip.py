@@ -181,9 +181,12 @@ def change_column(path: Path, name: str, change: Any) -> None:
         ("frame_index", lambda v: [*v[:4], None, *v[5:]], r"row 4 has frame_index nan"),
         ("index", lambda v: [v[1], v[0], *v[2:]], r"row 0 has index 1, where .* that is 0;"),
         ("index", lambda _: None, r"has no column `index`; copy the set again"),
-        ("timestamp", lambda v: [1.5 * each for each in v], r"row 1 has timestamp 0\.07.*is 0\.05"),
         ("timestamp", lambda v: ["a"] * len(v), r"`timestamp` holds no numbers"),
-        ("task_index", lambda v: [99, *v[1:]], r"row 0 has task_index 99, .* has tasks 0 to 1"),
+        (
+            "task_index",
+            lambda v: [99, *v[1:]],
+            r"row 0 has task_index 99, .* 2 tasks from 0 to 1",
+        ),
         ("task_index", lambda v: [-1, *v[1:]], r"row 0 has task_index -1"),
         ("task_index", lambda v: [None, *v[1:]], r"row 0 has task_index nan"),
         ("task_index", lambda v: [1 - n for n in v], r"rows of episode 0 are of 'close the"),
@@ -280,6 +283,36 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(written: Path, tmp_path: Pa
         os.mkfifo(target / name)
         with pytest.raises(ConfigError, match="is no file"):
             LeRobotSet(target)
+
+
+def test_converted_sets_are_read_as_they_are(
+    written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Numbers of tasks with gaps, more texts than rows are of, times of another rate without
+    videos."""
+    shutil.copytree(written / "image", tmp_path / "set")
+    rows = tmp_path / "set/data/chunk-000/file-000.parquet"
+    change_column(rows, "task_index", lambda v: [7 if n else 2 for n in v])
+    change_column(rows, "timestamp", lambda v: [1.2 * each for each in v])
+    change_column(tmp_path / "set/meta/tasks.parquet", "task_index", lambda _: [2, 7])
+    both = ["open the window", "close the window"]
+    episodes = tmp_path / "set/meta/episodes/chunk-000/file-000.parquet"
+    change_column(episodes, "tasks", lambda v: [both, *v[1:]])
+    found = LeRobotSet(tmp_path / "set")
+    assert found.tasks == tuple(both)
+    assert found.text_numbers.tolist() == [0] * 9 + [1] * 4 + [0] * 7
+    assert "at the fps of meta/info.json, 20" in caplog.text
+    change_column(rows, "task_index", lambda v: [3, *v[1:]])
+    with pytest.raises(ConfigError, match=r"has task_index 3, .* has 2 tasks from 2 to 7"):
+        LeRobotSet(tmp_path / "set")
+
+
+def test_times_that_do_not_fit_a_video_are_refused(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "video", tmp_path / "set")
+    rows = tmp_path / "set/data/chunk-000/file-000.parquet"
+    change_column(rows, "timestamp", lambda v: [each + 0.05 for each in v])
+    with pytest.raises(ConfigError, match=r"timestamp 0\.05.*its videos could show other frames"):
+        LeRobotSet(tmp_path / "set")
 
 
 @pytest.mark.parametrize("kind", ["image", "video"])

@@ -18,7 +18,12 @@ from rlinf.cli.main import main
 from tests.warm import Warm
 
 START_SECONDS = 120.0
-COMMAND = ["-c", "from rlinf.__main__ import main; raise SystemExit(main())"]
+COMMAND = [
+    "-c",
+    # The tests may run under nohup.
+    "import signal; signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+    "from rlinf.__main__ import main; raise SystemExit(main())",
+]
 
 
 @dataclass(frozen=True)

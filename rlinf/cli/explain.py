@@ -63,11 +63,10 @@ def _nearest(key: str, problems: Mapping[str, Sequence[str]]) -> str:
     for words in ("; here that is ", "; did you mean "):
         hints = {text.partition(words)[2]: tasks for text, tasks in problems.items()
                  if words in text}  # fmt: skip
-        if len(hints) > 1:
+        if len(hints) == 1:
+            return next(text for text in problems if words in text)
+        if hints:
             told = [f"{hint.rstrip('?')} ({', '.join(tasks)})"
                     for hint, tasks in hints.items()]  # fmt: skip
             return f"no key `{key}`{words}{', '.join(told)}" + ("?" if "mean" in words else "")
-        if hints:
-            break
-    certain = [text for text in problems if "; here that is " in text]
-    return [*certain, *(text for text in problems if "did you mean" in text), *problems][0]
+    return next(iter(problems))

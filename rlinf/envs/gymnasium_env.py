@@ -80,12 +80,12 @@ class GymnasiumEnv(SimulatorEnv):
             why = f"{str(error).rstrip('.')}{_unregistered(options.id)}"
             raise ConfigError(why, key="options.id") from error
         except TypeError as error:
-            told = str(error).partition("\n")[0]
-            key = {"keyword argument": "options.kwargs", "gymnasium.Env": "options.id"}
-            found = [each for words, each in key.items() if words in told]
+            why = str(error).partition("\n")[0]
+            keys = {"keyword argument": "options.kwargs", "gymnasium.Env": "options.id"}
+            found = [key for words, key in keys.items() if words in why]
             if not found:
                 raise
-            raise ConfigError(told, key=found[0]) from error
+            raise ConfigError(why, key=found[0]) from error
         for name in ("observation_space", "action_space"):
             if not isinstance(getattr(self._env, name, None), gymnasium.Space):
                 raise ConfigError(

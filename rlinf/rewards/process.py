@@ -56,10 +56,11 @@ class Scorer:
                 return RewardOutput.invalid(name, "not_a_number", detail, parts)
             parts[name] = number
         weighted = [self._weights[name] * value for name, value in parts.items()]
-        reward = math.fsum(weighted) if all(map(math.isfinite, weighted)) else math.inf
-        if not abs(reward) <= _LARGEST:
-            return RewardOutput.invalid("", "not_a_number", f"the weighted sum is {reward}", parts)
-        return RewardOutput(reward=reward, parts=parts)
+        largest = max(map(abs, [*weighted, sum(weighted)]), default=0.0)
+        if not largest <= _LARGEST:
+            detail = f"the weighted sum has {largest}, no finite number of 32 bits"
+            return RewardOutput.invalid("", "not_a_number", detail, parts)
+        return RewardOutput(reward=math.fsum(weighted), parts=parts)
 
 
 def _as_float(value: Any) -> float:

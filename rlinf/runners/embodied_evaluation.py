@@ -170,12 +170,9 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             videos = play_episodes(groups, spec.episodes, frames=count).frames
         except RunFailure as failure:
             reason = str(failure).rstrip().splitlines()[-1]  # its process adds a stack
-            needs = (
-                ""
-                if "draws no pictures" in reason
-                else ". `rlinf doctor` says what rendering needs"
-            )
-            log.warning("no video: %s%s.", reason, needs)
+            if "draws no pictures" not in reason:
+                reason += "; `rlinf doctor` says what rendering needs"
+            log.warning("no video: %s.", reason)
             log.debug("why there is no video: %s", failure)
             return None
         return write_video(path, tile(framed(videos)), FRAMES_PER_SECOND)

@@ -111,15 +111,15 @@ class Trainer:
         self._first: FirstUpdate | None = None
         if bounds is not None and algorithm.reads_log_probs:
             self._first = FirstUpdate(bounds)
+        own = {name: f"{section}.{name}_optim" for name in optim or {}}
         self._skipped = {
             name: SkippedUpdates(
                 bound=config.max_skipped_updates,
                 section=prefix,
-                optim=f"{section}.{name}_optim" if name in (optim or {}) else f"{place}.optim",
+                optim=own.get(name, f"{section if POLICY in modules else prefix}.optim"),
                 directory=failure_directory if ranks.rank == 0 else None,
             )
             for name, prefix in self._prefixes.items()
-            for place in (section if POLICY in modules else prefix,)
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
         self.reference = None

@@ -175,7 +175,7 @@ def test_the_sum_is_weighted_and_every_part_is_named():
     with RewardPool(config(functions={"much": {**BEHAVE, "weight": 1e30}}, processes=1)) as pool:
         (over,) = pool.score([sample("value 1e10")])
     assert (over.fault, over.reward) == ("not_a_number", 0.0)
-    assert "the weighted sum is 1e+40" in str(over.reason)
+    assert "the weighted sum has 1e+40" in str(over.reason)
 
 
 def test_the_function_that_hangs_is_named():

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from rlinf.errors import ConfigError, MissingPackageError
 
 VERSION = "v3.0"
@@ -132,6 +134,16 @@ def parquet() -> Any:
     except ImportError as error:
         raise MissingPackageError("pyarrow", "lerobot", NEEDED_FOR) from error
     return pyarrow.parquet
+
+
+def numbers_of(path: Path, name: str) -> np.ndarray:
+    """All numbers of a column of Parquet in one row; a null is NaN. pyarrow's errors."""
+    table = parquet().read_table(path, columns=[name], page_checksum_verification=True)
+    column = table.column(name).combine_chunks()
+    while hasattr(column, "flatten") and column.type.num_fields:
+        column = column.flatten()
+    found: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return found
 
 
 def av() -> Any:

@@ -6,11 +6,11 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rlinf.data.lerobot.layout import INDICES, parquet
+from rlinf.data.lerobot.layout import INDICES, numbers_of, parquet
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,16 +19,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _AGAIN = "copy the set again"
-
-
-def numbers_of(path: Path, name: str) -> np.ndarray:
-    """All numbers of a column of Parquet in one row; a null is NaN. pyarrow's errors."""
-    table = parquet().read_table(path, columns=[name], page_checksum_verification=True)
-    column = table.column(name).combine_chunks()
-    while hasattr(column, "flatten") and column.type.num_fields:
-        column = column.flatten()
-    found: np.ndarray = column.to_numpy(zero_copy_only=False)
-    return found
 
 
 def read_row_tasks(
@@ -141,8 +131,3 @@ def check_video_spans(
                 f"at {ends[path]:g} s; {_AGAIN}"
             )
         ends[path] = end
-
-
-def seconds_of(row: Mapping[str, Any], key: str) -> float | None:
-    """A time of ``meta/episodes``; None where it has none."""
-    return None if row.get(key) is None else float(row[key])

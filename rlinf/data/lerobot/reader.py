@@ -21,17 +21,13 @@ from rlinf.data.lerobot.layout import (
     TASKS,
     VIDEO,
     Feature,
+    numbers_of,
     parquet,
     read_info,
     regular_file,
 )
 from rlinf.data.lerobot.pictures import ImagePictures, VideoPictures
-from rlinf.data.lerobot.placement_check import (
-    check_video_spans,
-    numbers_of,
-    read_row_tasks,
-    seconds_of,
-)
+from rlinf.data.lerobot.placement_check import check_video_spans, read_row_tasks
 from rlinf.errors import ConfigError
 
 
@@ -208,7 +204,7 @@ class LeRobotSet:
             name: (
                 path(self.info.get("video_path") or VIDEO, f"videos/{name}", video_key=name),
                 float(row[f"videos/{name}/from_timestamp"]),
-                seconds_of(row, f"videos/{name}/to_timestamp"),
+                None if (end := row.get(f"videos/{name}/to_timestamp")) is None else float(end),
             )
             for name, feature in self.features.items()
             if feature.dtype == "video"

@@ -118,13 +118,11 @@ def end_without_control() -> None:
     atexit.unregister(worker.shutdown)
     atexit.register(leave)
     node = worker._global_node
-    children = [
-        child
-        for started in node.all_processes.values()
-        for each in started
-        if psutil.pid_exists(each.process.pid)
-        for child in psutil.Process(each.process.pid).children(recursive=True)
-    ]
+    children: list[psutil.Process] = []
+    for started in node.all_processes.values():
+        for each in started:
+            with suppress(psutil.Error):  # it has ended
+                children += psutil.Process(each.process.pid).children(recursive=True)
     node.kill_all_processes(check_alive=False, allow_graceful=False)
     for child in children:
         with suppress(psutil.Error):
@@ -177,7 +175,7 @@ def _keeping_signals() -> Iterator[None]:
     try:
         yield
     finally:
-        signal.signal(signal.SIGHUP, hangup)
+        signal.signal(signal.SIGHUP, signal.SIG_DFL if hangup is None else hangup)
         if callable(before):
             signal.signal(signal.SIGTERM, before)
 

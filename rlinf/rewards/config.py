@@ -33,8 +33,8 @@ class RewardConfig(StrictModel):
     processes: int = Field(default=2, ge=1, le=1024)
     """Processes that score."""
     deadline: float = Field(default=60.0, gt=0)
-    """Seconds that scoring one sample may take; then its process is replaced, and the sample is
-    invalid."""
+    """Seconds that scoring one sample, or comparing those of a group, may take; then the process
+    is replaced, and the sample or the group is invalid."""
     start_deadline: float = Field(default=120.0, gt=0)
     """Seconds that a process may take until it is ready."""
     memory_mib: int | None = Field(default=4096, ge=256)

@@ -1,12 +1,12 @@
-"""A reward function of the user's own."""
+"""Reward functions of the user's own: of one completion, or of all those of a prompt."""
 
 from __future__ import annotations
 
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 from rlinf.config.user_function import UserFunctionConfig
-from rlinf.rewards.protocol import RewardFunction, RewardFunctionConfig
+from rlinf.rewards.protocol import GroupRewardFunction, RewardFunction, RewardFunctionConfig
 
 
 class FunctionConfig(UserFunctionConfig, RewardFunctionConfig):
@@ -17,4 +17,17 @@ class FunctionConfig(UserFunctionConfig, RewardFunctionConfig):
 
     def build(self) -> RewardFunction:
         """``function(sample, **options)``; ConfigError where it cannot be imported or called."""
+        return partial(self.load(), **self.options)
+
+
+class GroupFunctionConfig(UserFunctionConfig, RewardFunctionConfig):
+    """A function of your own that compares the completions of a prompt."""
+
+    of_groups: ClassVar[bool] = True
+
+    type: Literal["group_function"] = "group_function"
+    """Which reward this section configures."""
+
+    def build(self) -> GroupRewardFunction:
+        """``function(samples, **options)``; ConfigError where it cannot be imported or called."""
         return partial(self.load(), **self.options)

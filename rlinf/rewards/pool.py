@@ -8,7 +8,8 @@ import selectors
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Self
 
 from rlinf.errors import RunFailure
@@ -27,7 +28,7 @@ class RewardProcess:
         self._config = config
         self._names = list(config.functions)
         self.state: Literal["starting", "idle", "busy"] = "starting"
-        self.job = -1
+        self.job: _Job | None = None
         self.deadline = time.monotonic() + config.start_deadline
         self._progress = os.memfd_create("progress")
         self._process = SupervisedProcess(
@@ -42,22 +43,23 @@ class RewardProcess:
         """Its process id."""
         return self._process.pid
 
-    def give(self, job: int, sample: RewardInput) -> None:
-        """Send a sample; ProcessLostError where the process has ended."""
+    def give(self, job: _Job) -> None:
+        """Send samples; ProcessLostError where the process has ended."""
         os.pwrite(self._progress, b"\0", 0)
-        self._process.send("score", sample=vars(sample))
+        samples = [vars(sample) for sample in job.samples.values()]
+        self._process.send("score", samples=samples, whole=job.whole)
         self.state, self.job = "busy", job
         self.deadline = time.monotonic() + self._config.deadline
 
-    def take(self) -> dict[str, Any] | None:
-        """Read a message: the output of the sample that it has, or None when it is ready.
+    def take(self) -> list[RewardOutput] | None:
+        """Read a message: the outputs of the samples that it has, or None when it is ready.
 
         ProcessLostError where it has ended, UserError where the functions cannot be built.
         """
         message = self._process.receive(0.0)
         self.state = "idle"
-        output: dict[str, Any] | None = message.get("output")
-        return output
+        outputs: list[dict[str, Any]] | None = message.get("outputs")
+        return None if outputs is None else [RewardOutput(**output) for output in outputs]
 
     def function_at_work(self) -> str:
         """Name of the function that the process has begun last."""
@@ -95,7 +97,7 @@ class RewardPool:
         try:
             for _ in range(processes or config.processes):
                 self._processes.append(RewardProcess(config))
-            batch = _Batch([])
+            batch = _Batch([], self._config)
             while any(process.state == "starting" for process in self._processes):
                 self._advance(batch)
         except BaseException:
@@ -120,16 +122,20 @@ class RewardPool:
         return faults
 
     def score(self, samples: Sequence[RewardInput]) -> list[RewardOutput]:
-        """Score samples; the outputs are in their order.
+        """Score the samples of one group; see :meth:`score_groups`."""
+        return self.score_groups([samples])[0]
+
+    def score_groups(self, groups: Sequence[Sequence[RewardInput]]) -> list[list[RewardOutput]]:
+        """Score samples, by groups of one prompt; the outputs are in their order.
 
         A sample whose function raises, returns no finite number, exceeds the deadline or ends its
-        process is not valid; the others are not affected. RunFailure where the pool is closed, or
-        its processes no longer start.
+        process is not valid; the others are not affected. Where a function of groups does so, none
+        of the group is. RunFailure where the pool is closed, or its processes no longer start.
         """
         with self._lock:
             if not self._processes:
                 raise RunFailure("the reward pool is closed")
-            batch = _Batch(samples)
+            batch = _Batch(groups, self._config)
             try:
                 while not batch.done:
                     self._hand_out(batch)
@@ -139,8 +145,8 @@ class RewardPool:
                 # The processes hold samples of a batch that nobody waits for any more.
                 self._end()
                 raise
-            outputs = [batch.outputs[job] for job in range(len(samples))]
-            self._faults.update(output.fault for output in outputs if output.fault is not None)
+            outputs = batch.outputs()
+            self._faults.update(each.fault for group in outputs for each in group if each.fault)
         return outputs
 
     def close(self) -> None:
@@ -156,9 +162,8 @@ class RewardPool:
     def _hand_out(self, batch: _Batch) -> None:
         for position, process in enumerate(self._processes):
             if process.state == "idle" and batch.waiting:
-                job = batch.waiting[0]
                 try:
-                    process.give(job, batch.samples[job])
+                    process.give(batch.waiting[0])
                 except ProcessLostError:  # it ended between two samples, which is no sample's fault
                     self._replace(position)
                 else:
@@ -186,19 +191,20 @@ class RewardPool:
     def _receive(self, position: int, batch: _Batch) -> None:
         process = self._processes[position]
         try:
-            output = process.take()
+            outputs = process.take()
         except ProcessLostError as lost:
             self._lose(position, batch, "died", lost.detail)
             return
         self._failed_starts = 0
-        if output is not None:
-            batch.outputs[process.job] = RewardOutput(**output)
+        if outputs is not None and process.job is not None:
+            batch.take(process.job, outputs)
 
     def _lose(self, position: int, batch: _Batch, kind: FaultKind, detail: str) -> None:
         process = self._processes[position]
-        if process.state == "busy":
-            name = process.function_at_work()
-            batch.outputs[process.job] = RewardOutput.invalid(name, kind, detail)
+        if process.state == "busy" and process.job is not None:
+            name, samples = process.function_at_work(), process.job.samples.values()
+            outputs = [RewardOutput.invalid(name, kind, detail, each.values) for each in samples]
+            batch.take(process.job, outputs)
         else:
             self._failed_starts += 1
             if self._failed_starts >= MAX_FAILED_STARTS:
@@ -213,22 +219,70 @@ class RewardPool:
         self._processes[position] = RewardProcess(self._config)
 
 
-class _Batch:
-    """The samples of one call, which of them wait, and what has become of the others."""
+@dataclass(frozen=True)
+class _Job:
+    """What a process scores at once: one sample, or the ``whole`` of a group, by their places in
+    the group."""
 
-    def __init__(self, samples: Sequence[RewardInput]) -> None:
-        self.samples = samples
-        self.waiting: deque[int] = deque()
-        self.outputs: dict[int, RewardOutput] = {}
-        for job, sample in enumerate(samples):
-            try:
-                json.dumps([sample.answer, dict(sample.columns)])
-            except (TypeError, ValueError, RecursionError) as error:
-                why = f"the answer of the prompt, or a column, is no JSON: {error}"
-                self.outputs[job] = RewardOutput.invalid("", "exception", why)
-            else:
-                self.waiting.append(job)
+    group: int
+    samples: dict[int, RewardInput]
+    whole: bool
+
+
+class _Batch:
+    """The groups of one call, which jobs of them wait, and what has become of the others."""
+
+    def __init__(self, groups: Sequence[Sequence[RewardInput]], config: RewardConfig) -> None:
+        kinds = {section.of_groups for section in config.functions.values()}
+        self._compares = True in kinds
+        self._groups = groups
+        self._outputs: list[dict[int, RewardOutput]] = [{} for _ in groups]
+        self._unfinished = set(range(len(groups)))
+        self.waiting: deque[_Job] = deque()
+        for number, samples in enumerate(groups):
+            for place, sample in enumerate(samples):
+                if problem := _problem_with(sample):
+                    output = RewardOutput.invalid("", "exception", problem)
+                    self._outputs[number][place] = output
+                elif False in kinds:
+                    self.waiting.append(_Job(number, {place: sample}, whole=False))
+                else:
+                    self._outputs[number][place] = RewardOutput(reward=0.0)
+            self._go_on_with(number)
 
     @property
     def done(self) -> bool:
-        return len(self.outputs) == len(self.samples)
+        return not self._unfinished
+
+    def outputs(self) -> list[list[RewardOutput]]:
+        return [[scored[place] for place in sorted(scored)] for scored in self._outputs]
+
+    def take(self, job: _Job, outputs: Iterable[RewardOutput]) -> None:
+        self._outputs[job.group].update(zip(job.samples, outputs, strict=True))
+        if job.whole:
+            self._unfinished.remove(job.group)
+        else:
+            self._go_on_with(job.group)
+
+    def _go_on_with(self, number: int) -> None:
+        """Compare the samples of a group when each of them is scored by itself."""
+        scored, samples = self._outputs[number], self._groups[number]
+        if len(scored) < len(samples):
+            return
+        valid = {
+            place: replace(sample, values=scored[place].parts)
+            for place, sample in enumerate(samples)
+            if scored[place].valid
+        }
+        if self._compares and valid:
+            self.waiting.append(_Job(number, valid, whole=True))
+        else:
+            self._unfinished.remove(number)
+
+
+def _problem_with(sample: RewardInput) -> str | None:
+    try:
+        json.dumps([sample.answer, dict(sample.columns)])
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"the answer of the prompt, or a column, is no JSON: {error}"
+    return None

@@ -1,14 +1,15 @@
 """What a reward function gets and gives, the base of its config section, and which ones exist.
 
-A function of your own, in a file beside the recipe, is ``def score(sample, **options) -> float``.
+A function of your own, in a file beside the recipe, is ``def score(sample, **options) -> float``;
+one that compares the completions of a prompt is ``def score(samples, **options) -> list[float]``.
 Imports no torch, so that a recipe is checked in an instant.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -34,6 +35,8 @@ class RewardInput:
         stop_reason: Why it ended; ``length`` where the token limit cut it off.
         answer: Reference of the prompt, as the data set gives it: any JSON.
         columns: What else `data.files.columns` takes of the prompt's record, by key.
+        values: What the functions of single completions gave, by name, before weighting; for those
+            of groups, which are called after them.
     """
 
     prompt: str
@@ -42,6 +45,7 @@ class RewardInput:
     stop_reason: StopReason = "stop"
     answer: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    values: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +81,16 @@ RewardFunction = Callable[[RewardInput], float]
 """Called in the main thread of a process of the pool; gives what a sample is worth, before
 weighting. An exception makes the sample invalid; a wrong answer is a number."""
 
+GroupRewardFunction = Callable[[Sequence[RewardInput]], Sequence[float]]
+"""The same for all completions of a prompt at once, without those that are invalid already: gives a
+number for each of them, in their order. An exception makes all of them invalid."""
+
 
 class RewardFunctionConfig(StrictModel):
     """Base of every reward's config section: it scores by itself, or builds what does."""
+
+    of_groups: ClassVar[bool] = False
+    """Whether what it builds is a :data:`GroupRewardFunction`."""
 
     type: str
     """Which reward this section configures."""
@@ -91,8 +102,9 @@ class RewardFunctionConfig(StrictModel):
         """Seconds by which it ends a sample of its own accord; 0 where it has no such limit."""
         return 0.0
 
-    def build(self) -> RewardFunction:
-        """The function; UserError if what the section names, or a package, is not there.
+    def build(self) -> RewardFunction | GroupRewardFunction:
+        """The function, as ``of_groups`` says; UserError if what the section names, or a package,
+        is not there.
 
         Called in each process that scores: what takes long to import is imported here.
         """
@@ -135,6 +147,7 @@ REWARDS = {
     "length": "rlinf.rewards.text:LengthConfig",
     "code": "rlinf.rewards.code_tests:CodeConfig",
     "function": "rlinf.rewards.function:FunctionConfig",
+    "group_function": "rlinf.rewards.function:GroupFunctionConfig",
 }
 
 REGISTRY = Registry("reward", "rlinf.rewards", REWARDS, RewardFunctionConfig)

@@ -6,7 +6,6 @@ import heapq
 from collections import Counter
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from itertools import islice
 
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.errors import in_section
@@ -68,10 +67,8 @@ class RewardWorker(StageWorker):
         self, pool: RewardPool, items: list[Item], report: RewardReport
     ) -> Generator[Emit, None, None]:
         groups: list[PromptGroup] = [item.payload for item in items]
-        inputs = [sample for group in groups for sample in self._inputs(group)]
-        outputs = iter(pool.score(inputs))
-        for item, group in zip(items, groups, strict=True):
-            found = list(islice(outputs, len(group.completions)))
+        outputs = pool.score_groups([self._inputs(group) for group in groups])
+        for item, group, found in zip(items, groups, outputs, strict=True):
             for each in found:
                 if each.fault is not None:
                     report.reasons.setdefault(each.fault, each.reason or each.fault)

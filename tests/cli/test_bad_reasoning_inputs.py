@@ -272,6 +272,12 @@ def polite(sample, *, word="1"):
     if sample.prompt[0] in word:
         return 1.0
     raise ValueError("not today")
+
+
+def places(samples):
+    assert all(set(sample.values) == {"answer"} for sample in samples)
+    assert len({sample.prompt for sample in samples}) == 1
+    return range(len(samples))
 """
 
 
@@ -311,6 +317,23 @@ def test_own_rewards(
     assert (place / "runs").exists() == (name == "polite")  # what was trained is kept
     flat = " ".join(error.split())
     assert [part for part in parts if part not in flat] == [], flat
+
+
+@pytest.mark.timeout(120)
+def test_a_function_that_compares_the_answers_of_a_prompt(
+    place: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (place / "mine.py").write_text(REWARDS)
+    section = json.dumps({"type": "group_function", "function": "mine.py:places", "weight": 2.0})
+    words = ["logger.backends=[jsonl]", "rollout.group_size=4", "--run-dir", "run"]
+    code, _, error = train(capsys, *words, f"reward.functions.places={section}")
+    assert code == 0, error
+    (line,) = (place / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["reward/places"] == (0 + 1 + 2 + 3) / 4
+    expected = 2 * metrics["reward/places"] + metrics["reward/answer"]
+    assert metrics["rollout/rewards"] == pytest.approx(expected)
+    assert metrics["rollout/valid"] == 1.0
 
 
 @pytest.mark.timeout(120)

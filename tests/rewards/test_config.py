@@ -20,7 +20,8 @@ def read(**functions) -> RewardConfig:
 
 
 def test_every_reward_is_usable():
-    assert REGISTRY.names() == ["code", "exact_match", "format", "function", "length", "math"]
+    names = ["code", "exact_match", "format", "function", "group_function", "length", "math"]
+    assert REGISTRY.names() == names
     assert all(not isinstance(found, ConfigError) for _, found in REGISTRY.usable())
 
 

@@ -178,6 +178,66 @@ def test_the_sum_is_weighted_and_every_part_is_named():
     assert "the weighted sum has 1e+40" in str(over.reason)
 
 
+COMPARE = {"type": "group_function", "function": "tests.rewards.user_rewards:compare"}
+
+
+def test_a_function_of_groups_sees_the_valid_completions_of_one_prompt():
+    functions = {
+        "rank": {**COMPARE, "weight": 10.0, "options": {"by": "mine"}},
+        "mine": {**BEHAVE, "weight": -1.0},
+    }
+    groups = [
+        [sample("value 7"), sample("raise"), sample("value 5"), sample("value 1", answer={1})],
+        [],
+        [sample("value 3")],
+        [sample("nan")],
+    ]
+    with RewardPool(config(functions=functions)) as pool:
+        first, empty, alone, bad = pool.score_groups(groups)
+        assert pool.take_faults() == {"mine/exception": 1, "mine/not_a_number": 1, "exception": 1}
+    assert [output.reward for output in first] == [10 - 7, 0, 0 - 5, 0]
+    assert dict(first[0].parts) == {"mine": 7.0, "rank": 1.0}
+    assert [output.fault for output in first] == [None, "mine/exception", None, "exception"]
+    assert (empty, alone[0].reward, bad[0].valid) == ([], -3.0, False)
+
+
+@pytest.mark.parametrize(
+    ("completion", "fault", "reason"),
+    [
+        ("group: raise", "rank/exception", "division by zero"),
+        ("group: few", "rank/not_a_number", "1 values.*where a list of 3 numbers is due"),
+        ("group: one number", "rank/not_a_number", "it returned 0.0, a float, where a list of 3"),
+        ("group: mapping", "rank/not_a_number", "a dict, where a list of 3 numbers"),
+        ("group: nan", "rank/not_a_number", "nan, no finite number"),
+        ("group: hang", "rank/timeout", r"no result after 1 s \(deadline\)"),
+        ("group: kill", "rank/died", "SIGKILL"),
+    ],
+)
+def test_a_function_of_groups_that_fails_costs_one_group(comparing, completion, fault, reason):
+    comparing.take_faults()
+    groups = [
+        [sample("1"), sample("22"), sample("22")],
+        [sample("1"), sample(completion), sample("333")],
+        [sample("333"), sample("1"), sample("22")],
+    ]
+    good, bad, other = comparing.score_groups(groups)
+    assert [output.reward for output in good + other] == [0, 1, 1, 2, 0, 1]
+    assert [(output.valid, output.fault) for output in bad] == [(False, fault)] * 3
+    assert re.search(reason, str(bad[0].reason)), bad[0].reason
+    assert comparing.take_faults() == {fault: 3}
+
+
+@pytest.fixture(scope="module")
+def comparing():
+    with RewardPool(config(functions={"rank": COMPARE}, deadline=1.0)) as pool:
+        yield pool
+
+
+def test_what_a_function_of_groups_returns_may_be_an_array(comparing):
+    outputs = comparing.score([sample("group: array"), sample("1")])
+    assert [output.reward for output in outputs] == [0.0, 1.0]
+
+
 def test_the_function_that_hangs_is_named():
     functions = {
         "length": {"type": "length", "max_length": 10, "cache_length": 5},

@@ -42,6 +42,26 @@ def behave(sample: RewardInput, *, factor: float = 1.0):
     return float(result) if word == "main_thread" else result
 
 
+def compare(samples: list[RewardInput], *, by: str | None = None):
+    """Ranks the completions by length, or by what a function gave them; or does what one says."""
+    for sample in samples:
+        word, _, rest = sample.completion.partition(": ")
+        if word == "group":
+            actions = {
+                "raise": lambda: 1 / 0,
+                "few": lambda: [0.0],
+                "one number": lambda: 0.0,
+                "mapping": lambda: dict.fromkeys(range(len(samples)), 1.0),
+                "nan": lambda: [float("nan")] * len(samples),
+                "array": lambda: np.arange(len(samples), dtype=np.float32),
+                "hang": lambda: time.sleep(1000),
+                "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
+            }
+            return actions[rest]()
+    keys = [sample.values[by] if by else len(sample.completion) for sample in samples]
+    return [float(sorted(keys).index(key)) for key in keys]
+
+
 def deaf() -> None:
     for number in (signal.SIGTERM, signal.SIGALRM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

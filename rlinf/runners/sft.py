@@ -92,6 +92,10 @@ class SupervisedTask(Task[ConfigT]):
         """Validations happen in the step itself; what they found is taken note of."""
         return self.config.validation.interval if self.config.data.validates else 0
 
+    def begin(self, run: Run) -> None:
+        """Say what was read, and what was left out."""
+        print(run.groups.started["source"][0], flush=True)
+
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """The loss of the validation of this step, by which the best weights are kept."""
         if purpose == "held_out":
@@ -150,10 +154,6 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
     def context(self, *, trains: bool) -> WorkerContext:
         """With the model that the run begins with."""
         return replace(super().context(trains=trains), model=self._model)
-
-    def begin(self, run: Run) -> None:
-        """Say what was read, and what was left out."""
-        print(run.groups.started["source"][0], flush=True)
 
     @property
     def instead_of_evaluation(self) -> str:

@@ -108,8 +108,8 @@ class SourceWorker(StageWorker):
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
 
-    def start(self, env_spec: EnvSpec | None = None) -> str | None:
-        """Read the data; returns, of texts, what was read and what was left out, in words.
+    def start(self, env_spec: EnvSpec | None = None) -> str:
+        """Read the data; returns in words what was read, and how many steps pass over all of it.
 
         Args:
             env_spec: What the environments show and take in which the policy acts afterwards.
@@ -119,9 +119,9 @@ class SourceWorker(StageWorker):
         """
         config = self._config
         if isinstance(config, FineTuningConfig):
-            return self._read_texts(config)
-        with in_section("data"):
-            if isinstance(config, BehaviourCloningConfig):
+            report = self._read_texts(config)
+        elif isinstance(config, BehaviourCloningConfig):
+            with in_section("data"):
                 assert env_spec is not None
                 recorded, kept_back = config.data.build(env_spec, _simulator(config.env))
                 _check_units(recorded, config.model)
@@ -129,7 +129,9 @@ class SourceWorker(StageWorker):
                 self._train = Chunks(recorded, size)
                 self._held_out = Chunks(kept_back, size) if kept_back else None
                 self._draws: Draws | WeightedDraws = self._train.draws(config.order_seed)
-        return None
+            report = f"training: {len(self._train)} steps of recorded episodes"
+        size = config.actor.global_batch_size
+        return f"{report}\nan epoch is {len(self._train) / size:.4g} steps of {size} rows"
 
     def _read_texts(self, config: FineTuningConfig) -> str:
         model = self._context.model or config.model

@@ -43,7 +43,8 @@ def check_reference(reference: str) -> None:
 def _names_in(module: str) -> set[str] | None:
     """What a module defines or imports; None where its source does not say so."""
     loaded = sys.modules.get(module)
-    if loaded is not None:
+    # Another thread may be importing it: then it has not all its names yet.
+    if loaded is not None and not getattr(loaded.__spec__, "_initializing", False):
         return None if hasattr(loaded, "__getattr__") else set(dir(loaded))
     try:
         spec = find_spec(module)

@@ -21,7 +21,7 @@ class WorkerStatus:
     step: int
     running: tuple[int, ...]  # tokens of each unfinished sequence
     ended: tuple[int, ...]  # tokens of sequences that ended, or were cut off, since the last time
-    bounds: Mapping[int, int]  # as in `rlinf.workers.global_batches.LengthBounds`
+    bounds: Mapping[int, int]  # what groups not complete have at least, by slot
     complete: Mapping[int, int]  # longest answers of groups completed since then, by slot
     given: int  # groups that it has sent to others in this step
     adopted: int  # groups that it has got from others

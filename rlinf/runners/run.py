@@ -342,10 +342,12 @@ class Run:
 
         What workers write into the checkpoint themselves is in its directory alone.
         """
+        # Waits for rollouts under way, which draw and count until they end.
+        under_way = self.groups.save_steps(self._under_way)
         tree: dict[str, Any] = {
             "run": asdict(self.state),
             "task": self.task.state_dict(),
-            "under_way": self.groups.save_steps(self._under_way),
+            "under_way": under_way,
             "workers": self.groups.state(),
             "metrics": self._metrics_log.cursor(),
         }

@@ -153,6 +153,6 @@ def bounds_told(book: SlotBook, engine: Engine, hook: RolloutHook | None) -> Ite
     """Tell trainer and hook what unfinished answers have at least; see :meth:`SlotBook.bounds`."""
     bounds = book.bounds(engine.progress()) if engine.unfinished else {}
     if bounds:
-        yield Emit("groups", min(bounds), LengthBounds(bounds))
+        yield Emit("groups", min(bounds), LengthBounds(tuple(bounds.items())))
     if hook is not None:
         hook.tell(bounds)

@@ -22,6 +22,7 @@ from rlinf.workers.carried_groups import CarryBook
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
 from rlinf.workers.filling import DeviceSharing, Filling, RolloutHook
+from rlinf.workers.global_batches import LengthBounds
 from rlinf.workers.group_book import (
     Drawn,
     GenerationReport,
@@ -40,7 +41,7 @@ class GenerationWorker(StageWorker):
     stays in order and with one worker.
     """
 
-    records = (PromptGroup, Completion, Score, Picture, GenerationReport)
+    records = (PromptGroup, Completion, Score, Picture, LengthBounds, GenerationReport)
     divides_state = True
 
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:

@@ -12,9 +12,12 @@ from rlinf.flow.stream import InputStream
 
 @dataclass(frozen=True)
 class LengthBounds:
-    """What the longest answer of some groups that are not complete has at least, by slot."""
+    """What the longest answer of some groups that are not complete has at least.
 
-    bounds: Mapping[int, int]
+    Pairs of a slot and tokens: as keys, checkpoints keep no whole numbers.
+    """
+
+    bounds: tuple[tuple[int, int], ...]
 
 
 def complete_batches(
@@ -61,7 +64,7 @@ class GlobalBatches:
 
     def _take(self, item: Any) -> None:
         if isinstance(item.payload, LengthBounds):
-            for slot, bound in item.payload.bounds.items():
+            for slot, bound in item.payload.bounds:
                 if slot in self._bounds:
                     self._bounds[slot] = max(self._bounds[slot], bound)
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 
@@ -92,6 +93,40 @@ def test_what_was_generated_ahead_outlives_an_interruption(
     assert len(untimed(run)) < 5
     resume(run, small_config(tmp_path, AHEAD))
     assert_equal_runs(reference, run)
+
+
+SLOW_REWARD = """
+import time
+
+def late(sample):
+    time.sleep(0.05)
+    return 0.0
+"""
+
+
+@needs_two_cores
+def test_prompts_of_rollouts_under_way_are_drawn_once(tmp_path: Path) -> None:
+    """A checkpoint waits for rollouts that are slower than training, and these draw meanwhile."""
+    (tmp_path / "slow.py").write_text(SLOW_REWARD)
+    late = f"reward.functions.late={{type: function, function: {tmp_path}/slow.py:late}}"
+    words = placed(
+        "disaggregated", "rollout.max_staleness=2", late, "validation.correct_by=answer",
+        "validation.val_check_interval=0", "runner.total_steps=6",
+    )  # fmt: skip
+    run, cut = train(tmp_path, *words), tmp_path / "cut"
+    shutil.copytree(run, cut)
+    for step in range(2, 7):
+        shutil.rmtree(cut / "checkpoints" / f"step_{step:08}")
+    resume(cut, small_config(tmp_path, *words))
+    assert_equal_runs(run, cut)
+
+
+def test_hints_about_lengths_are_kept_in_checkpoints(tmp_path: Path) -> None:
+    words = (AHEAD, "actor.order=length", "actor.shuffle=false")
+    one = train(tmp_path / "one", *words)
+    two = train(tmp_path / "two", *words, stop=StopAfter(2))
+    resume(two, small_config(tmp_path / "two", *words))
+    assert_equal_runs(one, two)
 
 
 @pytest.mark.slow

@@ -43,7 +43,7 @@ def test_groups_come_in_the_order_of_their_slots_as_soon_as_they_may() -> None:
 
 
 def test_the_shortest_groups_come_first_once_the_others_are_known_to_be_longer() -> None:
-    bounds = {1: 3, 3: 5}
+    bounds = ((1, 3), (3, 5))
     stream = Stream(
         (2, group(12, 2, 1)), (0, group(10, 4)), (1, LengthBounds(bounds)), (1, group(11, 9)),
         (3, group(13, 7)),

@@ -39,6 +39,7 @@ from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import Policy, draw_noise
 from rlinf.models.policy_weights import travelling
 from rlinf.models.vla.preprocessing import square_pixels
+from rlinf.processes.allocator import keep_freed_memory
 
 MODELS: dict[str, dict[str, Any]] = {
     "openvla": {"num_action_chunks": 1},
@@ -235,6 +236,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=15)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()  # as workers do
     paths = {name: Path(place) for name, _, place in (p.partition("=") for p in arguments.path)}
     print(f"{'':60s} ours        beside it")
     for name in arguments.models:

@@ -145,6 +145,7 @@ def _serve(
 ) -> None:
     import torch
 
+    from rlinf.processes.allocator import keep_freed_memory
     from rlinf.runners.embodied_evaluation import TrainedPolicy
     from rlinf.scheduler.accelerators import process_device
     from rlinf.serving.acting import ActingPolicy
@@ -158,6 +159,7 @@ def _serve(
         raise ConfigError(
             f"--device = '{device}': {why}; nearest: {process_device()}, or leave it out"
         ) from error
+    keep_freed_memory()
     trained = TrainedPolicy(task, path)
     spec = trained.env_spec()
     acting = ActingPolicy(

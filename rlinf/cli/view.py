@@ -163,7 +163,7 @@ def _timeline_hint(run: Path, config: Any) -> str:
     if config.runner.timeline:
         return "The timeline of this run is empty: no training step has ended yet."
     return (
-        "This run has no timeline. Get one for its further steps with:\n"
+        "This run has no timeline. Get one for the steps that it has still to take with:\n"
         f"rlinf resume {shlex.quote(str(run))} runner.timeline=true\n"
         "or for a new run with: rlinf train RECIPE runner.timeline=true"
     )

@@ -14,6 +14,7 @@ from rlinf.errors import RunFailure
 from rlinf.flow.stream import Emit, InputPort, InputStream, Item, OutputPort
 from rlinf.monitor.memory import Held, MemoryWatch, accelerator_memory
 from rlinf.monitor.timeline import Event, Timeline
+from rlinf.processes.allocator import keep_freed_memory
 from rlinf.scheduler import Worker
 from rlinf.scheduler.process import own_device, require_process
 
@@ -132,6 +133,10 @@ class StageWorker(Worker):
     divides_state: ClassVar[bool] = False
     """Whether each rank has a state of its own, so that ``load_state`` takes the list of all;
     otherwise the ranks are equal, and it takes that of rank 0."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        keep_freed_memory()
 
     def place(self) -> WorkerPlace:
         """The process and the devices of this worker."""

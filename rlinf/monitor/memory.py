@@ -18,6 +18,8 @@ from typing import Any
 
 import psutil
 
+from rlinf.processes.allocator import return_freed_memory
+
 _KIB = 1024
 _SAMPLE_SECONDS = 0.005
 
@@ -112,7 +114,9 @@ class MemoryWatch:
     def __enter__(self) -> MemoryWatch:
         if self._device is not None:
             self._device.reset_peak_memory_stats()
-        elif self._own:
+            return self
+        return_freed_memory()
+        if self._own:
             reset_peaks()
         else:
             self._begin = self._most = _own_rss()
@@ -129,11 +133,12 @@ class MemoryWatch:
         """What was held since the beginning, up to now."""
         if self._device is not None:
             return Held(self._device.max_memory_allocated(), self._device.memory_allocated())
+        self._most = max(self._most, _own_rss())
+        return_freed_memory()
         if self._own:
             processes = tree_memory()
             return Held(sum(p.peak for p in processes), sum(p.now for p in processes))
-        now = _own_rss()
-        return Held(max(self._most, now) - self._begin, max(0, now - self._begin))
+        return Held(self._most - self._begin, max(0, _own_rss() - self._begin))
 
     def _sample(self) -> None:
         while not self._stop.wait(_SAMPLE_SECONDS):

@@ -15,6 +15,7 @@ import torch
 from rlinf.engines.config import EngineConfig
 from rlinf.engines.process.weight_block import BlockAddress
 from rlinf.engines.protocol import Engine, ModelSource
+from rlinf.processes.allocator import keep_freed_memory
 from rlinf.processes.child import serve
 
 TOLD = ("continues_exactly", "keeps_stale_caches", "generates_between_steps")
@@ -60,6 +61,7 @@ class _Server:
 
     def start(self, start: Start) -> dict[str, bool]:
         torch.set_num_threads(start.threads)
+        keep_freed_memory()
         source = start.source
         if start.module is not None:
             # Ours: the parent wrote it.

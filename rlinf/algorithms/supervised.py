@@ -86,6 +86,11 @@ def check_objective(policy: Policy, objective: Objective, *, model: str, key: st
         raise ConfigError(f"a policy of type {model} has no {lacks}; nearest: likelihood", key=key)
 
 
+def imitated(policy: Policy, objective: Objective) -> tuple[int, int]:
+    """Recorded actions before the present step and from it on that an objective is given."""
+    return policy.imitated if objective == "model" else (0, policy.chunk)
+
+
 def with_noise(batch: Batch, specs: Mapping[str, NoiseSpec], words: tuple[int, ...]) -> Batch:
     """A whole batch with the noise that the loss of a model needs: it depends on these numbers
     alone, not on the ranks that divide the batch.

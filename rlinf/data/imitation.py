@@ -92,19 +92,20 @@ class Recorded:
         """[M] rows of the episodes, one behind the other."""
         return np.concatenate([np.arange(first, first + n) for first, n in self.episodes])
 
-    def chunks(self, size: int) -> tuple[np.ndarray, np.ndarray]:
-        """The chunk of C = ``size`` actions that begins at every row of the episodes.
+    def chunks(self, size: int, *, before: int = 0) -> tuple[np.ndarray, np.ndarray]:
+        """The ``size`` actions from every row of the episodes on, and so many before it.
 
-        Beyond the end of its episode it repeats the last action there, and says so.
+        Beyond an end of its episode the first or last action is repeated, and that is said.
 
         Returns:
-            steps: [M, C] int64, rows of ``actions``.
-            acted: [M, C] bool, False beyond the end of the episode.
+            steps: [M, before + size] int64, rows of ``actions``.
+            acted: [M, before + size] bool, False beyond the ends of the episode.
         """
         lengths = [length for _, length in self.episodes]
+        firsts = np.repeat([first for first, _ in self.episodes], lengths)[:, None]
         ends = np.repeat([first + length for first, length in self.episodes], lengths)[:, None]
-        steps = self.rows()[:, None] + np.arange(size)
-        return np.minimum(steps, ends - 1), steps < ends
+        steps = self.rows()[:, None] + np.arange(-before, size)
+        return steps.clip(firsts, ends - 1), (firsts <= steps) & (steps < ends)
 
     def split(self, held_out: int) -> tuple[Recorded, Recorded]:
         """All but the last ``held_out`` episodes, and those; ConfigError where none is left."""

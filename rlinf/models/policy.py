@@ -143,15 +143,22 @@ class Policy(torch.nn.Module, ABC):
         """
 
     @property
+    def imitated(self) -> tuple[int, int]:
+        """Recorded actions that :meth:`imitation_errors` is given of each row, I of them: how many
+        before the present step, and how many from it on. A model that gives more actions at once
+        than are executed learns all of them: it must not see those that it need not find."""
+        return 0, self.chunk
+
+    @property
     def imitation_noise(self) -> Mapping[str, NoiseSpec]:
         """What :meth:`imitation_errors` needs, by name."""
         return {}
 
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N, C, A] errors of recorded actions by the supervised loss of the model, with gradients.
+        """[N, I, A] errors of recorded actions by the supervised loss of the model, with gradients.
 
-        The inputs are observations, ``raw_actions`` [N, C, A] in the units of the environment, the
-        noise that it needs, and, where some actions only fill a chunk, ``recorded`` [N, C].
+        The inputs are observations, ``raw_actions`` [N, I, A] in the units of the environment, the
+        noise that it needs, and, where some actions only fill a chunk, ``recorded`` [N, I].
         """
         raise NotImplementedError(f"{type(self).__name__} has no supervised loss of its own")
 
@@ -163,7 +170,7 @@ class Policy(torch.nn.Module, ABC):
         """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights, as an
         :class:`ActionEvaluation`; with ``imitate`` their :meth:`imitation_errors`."""
         if imitate:
-            recorded = (batch.mask > 0).view(len(batch.mask), self.chunk, -1).any(dim=-1)
+            recorded = (batch.mask > 0).view(len(batch.mask), sum(self.imitated), -1).any(dim=-1)
             return self.imitation_errors({**batch.inputs, RECORDED: recorded})
         found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
         if ACTION_MASK not in inputs:

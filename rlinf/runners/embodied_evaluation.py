@@ -244,7 +244,9 @@ def play_episodes(
 class PlayingTask(Task[EvaluatedT]):
     """What tasks share whose policy plays episodes to be evaluated."""
 
-    starts_with: ClassVar = {"source": "env", "rollout": "env", "actor": "env"}
+    starts_with: ClassVar = {
+        "source": ("env", "actor"), "rollout": ("env",), "actor": ("env",)
+    }  # fmt: skip
     evaluates = ("env", "rollout")
     changeable_evaluation = ("env", "evaluation")
 

@@ -90,13 +90,18 @@ class Groups:
     def _start(self) -> None:
         """Let the workers build what their stages need, all at the same time where they may."""
         task, starting = self._task, dict[str, WorkerGroupFuncResult]()
-        for name, group in self._groups.items():
-            arguments = []
-            first = task.starts_with.get(name)
-            if first is not None:
-                if first in starting:
-                    self.started[first] = starting.pop(first).wait()
-                arguments.append(self.started[first][0])
+
+        def result(name: str) -> Any:
+            begin(name)
+            if name in starting:
+                self.started[name] = starting.pop(name).wait()
+            return self.started[name][0]
+
+        def begin(name: str) -> None:
+            if name in starting or name in self.started:
+                return
+            group = self._groups[name]
+            arguments = [result(first) for first in task.starts_with.get(name, ())]
             if self._config.world_size(name) > 1 and hasattr(self._workers[name], "meeting"):
                 arguments += group.execute_on(0).meeting().wait()
             starting[name] = group.start(*arguments)
@@ -104,6 +109,9 @@ class Groups:
                 # What shares its devices begins with their memory.
                 self.started[name] = starting.pop(name).wait()
                 group.offload().wait()
+
+        for name in self._groups:
+            begin(name)
         self.started |= {name: handle.wait() for name, handle in starting.items()}
         if not self._trains or not task.trains:
             return

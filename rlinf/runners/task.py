@@ -57,9 +57,10 @@ class Task(ABC, Generic[ConfigT]):
     """Of the recipes of the task."""
     groups: ClassVar[Mapping[str, str | type[StageWorker]]]
     """Worker class of each component, or where it is: ``module:Class``. Each is made with the
-    run's config and the task's context, and started in this order."""
-    starts_with: ClassVar[Mapping[str, str]] = {}
-    """Components whose ``start`` is given what that of another component's rank 0 returned."""
+    run's config and the task's context, and started in this order, but after those that it starts
+    with."""
+    starts_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Components whose ``start`` is given what those of other components' rank 0 returned."""
     weights: ClassVar[tuple[str, str] | None] = ("actor", "rollout")
     """Who sends new weights (``send_weights``) and who receives them (``receive_weights``, which
     returns their version); None: nobody does."""

@@ -261,7 +261,7 @@ def _one_of_two(rank: int, config: ModelConfig, env_spec: EnvSpec, place: str) -
 
 def _check_imitation(subject: PolicySubject) -> str:
     policy, spec = subject.policy(), subject.env_spec
-    shape = (_ROWS, policy.chunk, policy.action_dim)
+    shape = (_ROWS, sum(policy.imitated), policy.action_dim)
     noise = draw_noise(policy.imitation_noise, (_ROWS,), torch.Generator().manual_seed(2))
     low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
     recorded = low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(3))

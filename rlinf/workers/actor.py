@@ -12,6 +12,7 @@ from rlinf.algorithms.objective import PolicyObjective
 from rlinf.algorithms.supervised import (
     Supervised,
     check_objective,
+    imitated,
     with_demonstrations,
     with_noise,
 )
@@ -37,8 +38,9 @@ class ActorWorker(WeightSendingWorker):
         super().__init__()
         self._config, self._context = config, context
 
-    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters."""
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, Any]:
+        """Build policy and trainer; returns the number of parameters and, where it imitates, which
+        recorded actions are learnt together."""
         config = self._config
         algorithm = config.algorithm.build(group_size=config.group_size)
         modules = algorithm.modules(config.model, env_spec, seed=config.seed)
@@ -56,7 +58,10 @@ class ActorWorker(WeightSendingWorker):
         )
         self._open_weights()
         trained = (p for each in modules.values() for p in each.parameters() if p.requires_grad)
-        return {"parameters": sum(parameter.numel() for parameter in trained)}
+        found: dict[str, Any] = {"parameters": sum(parameter.numel() for parameter in trained)}
+        if (shown := getattr(config, "demonstrations", None)) is not None:
+            found["imitated"] = imitated(modules[POLICY], shown.objective)
+        return found
 
     def _imitate(self, algorithm: Any, policy: Any) -> None:
         """Let the algorithm go on imitating what was recorded, where the recipe says so."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.supervised import Supervised, check_objective, with_noise
+from rlinf.algorithms.supervised import Supervised, check_objective, imitated, with_noise
 from rlinf.data.pictures import copy_settings
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
@@ -79,8 +79,9 @@ class CloningWorker(FitStage, ActorWorker):
         super().__init__(cast(Any, config), context)
         self._cloning = config
 
-    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, int]:
-        """Build policy and trainer; returns the number of parameters.
+    def start(self, env_spec: EnvSpec, rendezvous: str | None = None) -> dict[str, Any]:
+        """Build policy and trainer; returns the number of parameters, and which recorded actions
+        are learnt together; see :attr:`~rlinf.models.policy.Policy.imitated`.
 
         Args:
             env_spec: What the environments show, and so the episodes.
@@ -102,7 +103,8 @@ class CloningWorker(FitStage, ActorWorker):
             total_steps=config.training_steps,
             seed=config.seed,
         )
-        return {"parameters": sum(parameter.numel() for parameter in policy.parameters())}
+        parameters = sum(parameter.numel() for parameter in policy.parameters())
+        return {"parameters": parameters, "imitated": imitated(policy, config.objective)}
 
     def _ready(self, batch: Batch, purpose: str, number: int) -> Batch:
         """With noise that depends on the seed and the number of the batch alone, not on the ranks

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -55,15 +55,16 @@ class Texts:
 
 
 class Chunks:
-    """Observations with the chunks of C primitive actions that followed, as rows.
+    """Observations with the ``size`` primitive actions that followed, and so many ``before``, as
+    rows.
 
     The rows of several sets are numbered one set behind the other.
     """
 
-    def __init__(self, sets: Sequence[Recorded], size: int) -> None:
+    def __init__(self, sets: Sequence[Recorded], size: int, *, before: int = 0) -> None:
         self._sets = sets
         self._rows = [each.rows() for each in sets]
-        self._chunks = [each.chunks(size) for each in sets]
+        self._chunks = [each.chunks(size, before=before) for each in sets]
         self._firsts = np.cumsum([0, *map(len, self._rows)])
 
     def __len__(self) -> int:
@@ -93,7 +94,7 @@ class Chunks:
         seen = self._rows[number][rows]
         inputs = {name: column[seen] for name, column in held.columns.items()}
         actions = torch.from_numpy(held.actions[steps[rows]])
-        # Beyond the end of an episode nothing was done: nothing is learnt there.
+        # Beyond the ends of an episode nothing was done: nothing is learnt there.
         mask = torch.from_numpy(acted[rows]).float()[:, :, None].expand_as(actions).flatten(1)
         found = {name: torch.from_numpy(array) for name, array in inputs.items()}
         return {**found, RAW_ACTIONS: actions, "mask": mask}
@@ -108,11 +109,14 @@ class SourceWorker(StageWorker):
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
 
-    def start(self, env_spec: EnvSpec | None = None) -> str:
+    def start(
+        self, env_spec: EnvSpec | None = None, trained: Mapping[str, Any] | None = None
+    ) -> str:
         """Read the data; returns in words what was read, and how many steps pass over all of it.
 
         Args:
             env_spec: What the environments show and take in which the policy acts afterwards.
+            trained: What :meth:`~rlinf.workers.fit.CloningWorker.start` says of the policy.
 
         Raises:
             ConfigError: The data cannot be used, or is of other environments.
@@ -123,11 +127,12 @@ class SourceWorker(StageWorker):
         elif isinstance(config, BehaviourCloningConfig):
             with in_section("data"):
                 assert env_spec is not None
+                assert trained is not None
                 recorded, kept_back = config.data.build(env_spec, _simulator(config.env))
                 _check_units(recorded, config.model)
-                size = config.model.num_action_chunks
-                self._train = Chunks(recorded, size)
-                self._held_out = Chunks(kept_back, size) if kept_back else None
+                before, size = trained["imitated"]
+                self._train = Chunks(recorded, size, before=before)
+                self._held_out = Chunks(kept_back, size, before=before) if kept_back else None
                 self._draws: Draws | WeightedDraws = self._train.draws(config.order_seed)
             report = f"training: {len(self._train)} steps of recorded episodes"
         size = config.actor.global_batch_size
@@ -194,13 +199,15 @@ class DemonstrationsSource(StageWorker):
         del context
         self._config = config
 
-    def start(self, env_spec: EnvSpec) -> None:
-        """Read the episodes, as environments of this spec show things; ConfigError."""
+    def start(self, env_spec: EnvSpec, trained: Mapping[str, Any]) -> None:
+        """Read the episodes, as environments of this spec show things; ConfigError. What is
+        ``trained`` is what :meth:`~rlinf.workers.actor.ActorWorker.start` says of the policy."""
         config = self._config
         with in_section("demonstrations"):
             recorded, _ = config.demonstrations.build(env_spec, _simulator(config.env))
             _check_units(recorded, config.model)
-        self._chunks = Chunks(recorded, config.model.num_action_chunks)
+        before, size = trained["imitated"]
+        self._chunks = Chunks(recorded, size, before=before)
         self._seed = config.demonstrations.seed + config.seed
         self._draws = self._chunks.draws(self._seed)
 

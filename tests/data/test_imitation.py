@@ -211,6 +211,22 @@ def test_a_section_that_says_nothing_is_refused(section: dict[str, Any], told: s
         build(**section)
 
 
+def test_actions_around_a_step_are_those_of_its_episode() -> None:
+    actions = np.arange(10, 15, dtype=np.float32)[:, None]
+    recorded = Recorded(columns={}, actions=actions, episodes=((0, 2), (2, 3)))
+    steps, acted = recorded.chunks(3, before=1)
+    assert steps.tolist() == [
+        [0, 0, 1, 1], [0, 1, 1, 1], [2, 2, 3, 4], [2, 3, 4, 4], [3, 4, 4, 4]
+    ]  # fmt: skip
+    assert acted.tolist() == [
+        [False, True, True, False], [True, True, False, False], [False, True, True, True],
+        [True, True, True, False], [True, True, False, False],
+    ]  # fmt: skip
+    batch = Chunks([recorded], 3, before=1).batch([3])
+    assert batch.inputs["raw_actions"][0, :, 0].tolist() == [12, 13, 14, 14]
+    assert batch.mask.tolist() == [[1, 1, 1, 0]]
+
+
 def test_a_mixture_draws_by_weight_and_knows_the_step_alone(sets: Path) -> None:
     section = [
         {"path": str(sets / "ours"), "weight": 3.0},

@@ -14,7 +14,7 @@ import torch
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
 from rlinf.models.vla.conventions import ActionConventions, GripperConvention
-from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics import ModelStatistics, Statistics, Units
 from rlinf.models.vla.statistics_files import read_statistics
 
 RAW = np.random.default_rng(0).normal([0, 5, -2], [1, 0.1, 3], (500, 3)).astype(np.float32)
@@ -37,18 +37,21 @@ def test_methods_are_the_published_formulas_and_have_inverses() -> None:
         "bounds": 2 * (RAW - RAW.min(0)) / (RAW.max(0) - RAW.min(0)) - 1,
     }
     for method, expected in wanted.items():
-        found = held.normalize(x, method)
+        units = Units(held, method)
+        found = units.normalize(x)
         np.testing.assert_allclose(found, expected, atol=2e-5)
-        torch.testing.assert_close(held.unnormalize(found, method), x, atol=2e-5, rtol=1e-5)
+        torch.testing.assert_close(units.unnormalize(found), x, atol=2e-5, rtol=1e-5)
 
 
 def test_masked_and_padded_dimensions_pass_unchanged() -> None:
-    held = statistics(mask=[True, True, False])
+    units = Units(statistics(mask=[True, True, False]), "quantiles")
     x = torch.randn(4, 2, 5)
-    found = held.quantiles(x)
-    torch.testing.assert_close(found[..., 2:], x[..., 2:])
+    found = units.normalize(x)
+    assert torch.equal(found[..., 2:], x[..., 2:])
     assert not torch.isclose(found[..., :2], x[..., :2]).all()
-    torch.testing.assert_close(held.quantiles(x[..., :2]), found[..., :2])  # fewer dimensions
+    torch.testing.assert_close(units.unnormalize(found), x)
+    assert torch.equal(units.normalize(x[..., :2]), found[..., :2])  # fewer dimensions
+    assert units.state_dict() == {}  # the file beside the weights says it
 
 
 @pytest.mark.parametrize(
@@ -79,11 +82,13 @@ def test_statistics_that_scale_nothing_are_refused(
         Statistics.of(values).require(method, of="actions")
 
 
-def test_a_dimension_that_never_moved_is_zero_in_bounds() -> None:
-    held = Statistics.of({"min": [1.0, 0.0], "max": [1.0, 2.0]})
+@pytest.mark.parametrize(("method", "there"), [("bounds", 0.0), ("min_max", -1.0)])
+def test_a_dimension_that_never_moved_is_one_number(method: Any, there: float) -> None:
+    units = Units(Statistics.of({"min": [1.0, 0.0], "max": [1.0, 2.0]}), method)
     x = torch.tensor([[1.0, 2.0]])
-    assert held.bounds(x).tolist() == [[0.0, 1.0]]
-    assert held.from_bounds(held.bounds(x)).tolist() == x.tolist()
+    assert units.normalize(x).tolist() == [[there, 1.0]]
+    assert units.normalize(torch.tensor([[7.0, 2.0]])).tolist() == [[there, 1.0]]
+    assert units.unnormalize(units.normalize(x)).tolist() == x.tolist()
 
 
 LAYOUTS: dict[str, Callable[[Any, Any], Any]] = {

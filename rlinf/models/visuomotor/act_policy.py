@@ -181,21 +181,22 @@ class ACTPolicy(VisuomotorPolicy):
         return {LATENT: NoiseSpec((size.latent,))} if size.latent_layers else {}
 
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N, C, A] absolute errors in units of the model, each with ``kl_weight`` times the
+        """[N, H, A] absolute errors in units of the model, each with ``kl_weight`` times the
         divergence of the row's latent, so that their mean is the loss (arXiv 2304.13705, eq. 1 with
         the absolute error of section IV-C)."""
         actions = self._to_model(inputs[RAW_ACTIONS], inputs)
         latent, divergence = None, actions.new_zeros(len(actions))
         if self.network.size.latent_layers:
             latent, divergence = self._drawn_latent(actions, inputs)
-        wanted = self._of_env(actions)
-        found = self._of_env(self.network.decode(*self._read(inputs, latent)))
+        wanted = self._in_env(actions)
+        found = self._in_env(self.network.decode(*self._read(inputs, latent)))
         return (found - wanted).abs() + self._config.kl_weight * divergence[:, None, None]
 
     def _drawn_latent(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Latent [N, latent] of recorded chunks [N, H, A'], and its divergence [N] from N(0, 1)."""
-        recorded = actions.new_zeros(actions.shape[:2], dtype=torch.bool)
-        recorded[:, : self.chunk] = inputs.get(RECORDED, True)
+        recorded = inputs.get(RECORDED)
+        if recorded is None:
+            recorded = actions.new_ones(actions.shape[:2], dtype=torch.bool)
         mean, log_variance = self.network.latent_of(self._states(inputs), actions, recorded)
         latent = mean + (0.5 * log_variance).exp() * inputs[LATENT]
         terms = 1 + log_variance - mean.square() - log_variance.exp()

@@ -8,7 +8,7 @@ Random denoising steps are Gaussian, and so a chain of them has a log-prob by wh
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,6 +52,15 @@ def _encoder_rules(theirs: str, ours: str) -> tuple[tuple[str, str], ...]:
         (f"{theirs}.pool", f"{ours}.pool"),
         (f"{theirs}.out", f"{ours}.out"),
     )  # fmt: skip
+
+
+class _Ends(NamedTuple):
+    """Actions and noise that a step lies between, and the shares of actions in it and after it."""
+
+    actions: Tensor
+    noise: Tensor
+    kept: Tensor
+    after: Tensor
 
 
 class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
@@ -201,8 +210,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         places = torch.as_tensor(step, device=like.device).expand(len(like))
         return (self._config.denoising_steps - 1 - places) * stride
 
-    def _step(self, *given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        condition, x, step = given
+    def _predicted(self, condition: Tensor, x: Tensor, step: int | Tensor) -> _Ends:
         time, stride = self._time(step, x), len(self.kept) // self._config.denoising_steps
         kept, before = self.kept[time], (time - stride).clamp(min=0)
         after = torch.where(time < stride, 1.0, self.kept[before])
@@ -210,9 +218,14 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         actions, noise = both_ends(self.prediction, predicted=predicted, x=x, kept=kept)
         if self.clip is not None:
             actions = actions.clamp(-self.clip, self.clip)
-        mean, std = posterior(actions=actions, x=x, kept=kept, after=after)
-        plain = mixed(actions=actions, noise=noise, kept=after)
-        return mean, std.clamp(min=self._config.min_std), plain
+        return _Ends(actions, noise, kept, after)
+
+    def _random_step(self, said: _Ends, x: Tensor, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        mean, std = posterior(actions=said.actions, x=x, kept=said.kept, after=said.after)
+        return mean, std.clamp(min=self._config.min_std)
+
+    def _plain_step(self, said: _Ends, x: Tensor, step: int) -> Tensor:
+        return mixed(actions=said.actions, noise=said.noise, kept=said.after)
 
     def _values(self, *read: Tensor) -> Tensor:
         return self.values_of(read[0])
@@ -240,14 +253,14 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         return found
 
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N, C, A] squared errors of what is predicted (arXiv 2303.04137, eq. 3)."""
+        """[N, H, A] squared errors of what is predicted (arXiv 2303.04137, eq. 3)."""
         actions = self._to_model(inputs[RAW_ACTIONS], inputs)
         time = (inputs["time"] * len(self.kept)).long().clamp(max=len(self.kept) - 1)
         x = mixed(actions=actions, noise=inputs["noise"], kept=self.kept[time])
         (condition,) = self._read(inputs, inputs.get("corner"))
         predicted = self.network.denoise(condition, x, time)
         wanted = actions if self.prediction == "sample" else inputs["noise"]
-        return self._of_env((predicted - wanted).square())
+        return self._in_env((predicted - wanted).square())
 
     # -- training -----------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from rlinf.models.visuomotor.resnet import FrozenBatchNorm
 from rlinf.models.vla.chunk_policy import ChunkPolicy
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.networks import fresh_network
-from rlinf.models.vla.statistics import Kind, Method, Statistics
+from rlinf.models.vla.statistics import Method, Statistics
 from rlinf.models.vla.statistics_files import read_statistics
 
 if TYPE_CHECKING:
@@ -112,13 +112,9 @@ class VisuomotorPolicy(ChunkPolicy):
 
     # -- units --------------------------------------------------------------------------------
 
-    def _normalised(self, values: Tensor, kind: Kind, *, back: bool = False) -> Tensor:
+    def _epsilon(self, method: Method) -> float:
         """As lerobot does, which adds another small number to deviations than openpi."""
-        known = None if self._statistics is None else getattr(self._statistics, kind)
-        if known is None or self._normalisation.get(kind) != "mean_std":
-            return super()._normalised(values, kind, back=back)
-        scaled: Tensor = (known.from_mean_std if back else known.mean_std)(values, epsilon=_EPSILON)
-        return scaled
+        return _EPSILON if method == "mean_std" else super()._epsilon(method)
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, D] normalised and padded; [B, 0] where none are read."""

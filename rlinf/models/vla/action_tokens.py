@@ -54,10 +54,14 @@ class ActionTokens(torch.nn.Module):
         return self.bins - torch.bucketize(inside, self.edges, right=True)
 
 
-def token_log_probs(
-    logits: Tensor, *, temperature: Tensor | None, top_k: Tensor | None, kept: Tensor | None = None
+def scaled_logits(
+    logits: Tensor,
+    *,
+    temperature: Tensor | None = None,
+    top_k: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> Tensor:
-    """Log-probabilities [B, N, K] of K tokens from logits [B, N, K], in float32.
+    """Logits [B, N, K] of K tokens, in float32, whose softmax the tokens are drawn from.
 
     Args:
         logits: Of the tokens that are actions; others have probability 0.
@@ -70,7 +74,7 @@ def token_log_probs(
     if temperature is not None:
         scaled = scaled / temperature.float()[:, None, None]
     if top_k is None or not bool((top_k > 0).any()):
-        return torch.log_softmax(scaled, dim=-1)
+        return scaled
     size = scaled.shape[-1]
     place = torch.where(top_k > 0, top_k, size).clamp(max=size) - 1
     ordered = scaled.detach().sort(dim=-1, descending=True).values
@@ -78,15 +82,20 @@ def token_log_probs(
     out = scaled < least
     if kept is not None:
         out = out.scatter(-1, kept.unsqueeze(-1), False)
-    return torch.log_softmax(scaled.masked_fill(out, -torch.inf), dim=-1)
+    return scaled.masked_fill(out, -torch.inf)
 
 
-def drawn_tokens(log_probs: Tensor, uniform: Tensor | None) -> Tensor:
-    """Tokens [B, N] where the cumulated probabilities [B, N, K] pass uniform numbers [B, N] in
-    [0, 1); the most probable ones without these."""
+def token_log_probs(logits: Tensor, **settings: Tensor | None) -> Tensor:
+    """Log-probabilities [B, N, K] of tokens; see :func:`scaled_logits`."""
+    return torch.log_softmax(scaled_logits(logits, **settings), dim=-1)
+
+
+def drawn_tokens(logits: Tensor, uniform: Tensor | None) -> Tensor:
+    """Tokens [B, N] where the cumulated probabilities of logits [B, N, K] pass uniform numbers
+    [B, N] in [0, 1); the most probable ones without these."""
     if uniform is None:
-        return log_probs.argmax(dim=-1)
-    cumulated = log_probs.exp().cumsum(dim=-1)
+        return logits.argmax(dim=-1)
+    cumulated = logits.softmax(dim=-1).cumsum(dim=-1)
     # A float32 below 1 is at most 1 − 2⁻²⁴, so that the product, rounded too, is less than the sum:
     # never a token behind the one that completes it.
     wanted = uniform.unsqueeze(-1) * cumulated[..., -1:]

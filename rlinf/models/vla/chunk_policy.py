@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistics
+from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistics, Units
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -37,6 +37,8 @@ class ChunkPolicy(VLAPolicy):
         self._config = config
         self._begin(config, env_spec)
         self._statistics, self._normalisation = self._read_statistics(config, env_spec)
+        self.state_units = self._units_of("states")
+        self.action_units = self._units_of("actions")
         self.network = self._network(config, env_spec, seed=seed)
         size = self.network.size
         self.horizon: int = size.horizon
@@ -122,21 +124,24 @@ class ChunkPolicy(VLAPolicy):
 
     # -- units --------------------------------------------------------------------------------
 
-    def _normalised(self, values: Tensor, kind: Kind, *, back: bool = False) -> Tensor:
-        """States or actions [..., D] in the units of the model, or back from them."""
-        known = None if self._statistics is None else getattr(self._statistics, kind)
-        method = self._normalisation.get(kind)
-        if known is None or method is None:
-            return values
-        found: Tensor = (known.unnormalize if back else known.normalize)(values, method)
-        return found
+    def _units_of(self, kind: Kind) -> Units | None:
+        """Of states or actions; None where these are read or given as they are."""
+        known, method = getattr(self._statistics, kind, None), self._normalisation.get(kind)
+        if known is None or method is None or not known.allows(method):
+            return None
+        return Units(known, method, epsilon=self._epsilon(method))
+
+    def _epsilon(self, method: Method) -> float:
+        """What is added to widths, so that they are not 0."""
+        return 1e-6
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, D] normalised; [B, 0] where there are none."""
         if not self.state_dim:
             first = next(iter(observations.values()))
             return torch.zeros(len(first), 0, device=first.device)
-        return self._normalised(observations["states"].float(), "states")
+        states = observations["states"].float()
+        return states if self.state_units is None else self.state_units.normalize(states)
 
     def _padded_states(self, states: Tensor) -> Tensor:
         """[B, D] with as many zeros behind as the model has more dimensions."""
@@ -145,28 +150,34 @@ class ChunkPolicy(VLAPolicy):
 
     def _to_env(self, x: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
         """What the model gave, [B, H, A'], as actions [B, C, A] of the environment."""
-        actions = self._normalised(self._executed(x), "actions", back=True)
+        actions = self._executed(x)
+        if self.action_units is not None:
+            actions = self.action_units.unnormalize(actions)
         found = self._conventions.to_env(actions, self.action_dim, observations.get("states"))
         return self.in_box(found)
 
-    def _to_model(self, actions: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
-        """Actions [B, C, A] of the environment as what the model is to give, [B, H, A'].
+    @property
+    def imitated(self) -> tuple[int, int]:
+        """All H actions."""
+        return self.begin, self.horizon - self.begin
 
-        Where the model gives more actions than are executed, the first or the last is repeated.
-        """
+    def _to_model(self, actions: Tensor, observations: Mapping[str, Tensor]) -> Tensor:
+        """Actions [B, H, A] of the environment as what the model is to give, [B, H, A']."""
         size = self.network.size
         known = size.action_dim if self._statistics is None else self._statistics.actions.dim
         states = observations.get("states")
-        found = self._normalised(
-            self._conventions.to_model(actions.float(), known, states), "actions"
-        )
-        behind = size.horizon - found.shape[1] - self.begin
-        first, last = found[:, :1].expand(-1, self.begin, -1), found[:, -1:].expand(-1, behind, -1)
-        return functional.pad(torch.cat([first, found, last], 1), (0, size.action_dim - known))
+        found = self._conventions.to_model(actions.float(), known, states)
+        if self.action_units is not None:
+            found = self.action_units.normalize(found)
+        return functional.pad(found, (0, size.action_dim - known))
 
     def _of_env(self, x: Tensor) -> Tensor:
         """[B, H, A'] of the model cut to what is executed, [B, C, A]."""
-        return self._executed(x)[..., self._places]
+        return self._in_env(self._executed(x))
+
+    def _in_env(self, x: Tensor) -> Tensor:
+        """[..., A'] of the model cut to the dimensions of the environment, [..., A]."""
+        return x[..., self._places]
 
     def _executed(self, x: Tensor) -> Tensor:
         """[B, C, A'] of [B, H, A']."""

@@ -91,9 +91,9 @@ class ActionConventions(StrictModel):
             states: [..., S] before the chunk; needed for deltas.
         """
         used = self.dimensions
-        found = actions[..., :action_dim].clone() if used is None else actions[..., list(used)]
+        found = actions[..., :action_dim] if used is None else actions[..., list(used)]
         if self.gripper is not None:
-            held = self.gripper
+            held, found = self.gripper, found.clone()
             (low, high), (first, second) = held.model_range, held.env_range
             value = found[..., held.dimension]
             if held.threshold is None:
@@ -101,7 +101,7 @@ class ActionConventions(StrictModel):
             else:
                 above = value > held.threshold
                 value = above * second + ~above * first
-            found[..., held.dimension] = value  # a copy
+            found[..., held.dimension] = value
         return self._moved(found, states, 1.0)
 
     def to_model(self, actions: Tensor, model_dim: int, states: Tensor | None = None) -> Tensor:

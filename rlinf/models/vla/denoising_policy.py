@@ -39,11 +39,18 @@ class DenoisingPolicy(ChunkPolicy):
         """What all steps of a chain are given, with gradients."""
 
     @abstractmethod
-    def _step(self, *given: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """After what was read, x [B, H, A'] and which step it is, of all rows or of each, [B]: mean
-        [B, H, A'] and deviation of the random step from x, and where the deterministic one goes,
-        float32. The deviation is that of each element, of a row as [B, 1, 1], or of all as
-        [1, 1, 1]."""
+    def _predicted(self, *given: Any) -> Any:
+        """What the network says, after what was read, of x [B, H, A'] at a step, which is that of
+        all rows or of each, [B]."""
+
+    @abstractmethod
+    def _random_step(self, said: Any, x: Tensor, step: int | Tensor) -> tuple[Tensor, Tensor]:
+        """Mean [B, H, A'] and deviation of the random step from x, float32. The deviation is that
+        of each element, of a row as [B, 1, 1], or of all as [1, 1, 1]."""
+
+    @abstractmethod
+    def _plain_step(self, said: Any, x: Tensor, step: int) -> Tensor:
+        """Where the deterministic step from x goes, [B, H, A'] float32."""
 
     @abstractmethod
     def _values(self, *read: Any) -> Tensor:
@@ -77,19 +84,22 @@ class DenoisingPolicy(ChunkPolicy):
         """Denoise actions; without noise by deterministic steps from 0, the mode of the start."""
         read, steps = self._read(observations), self._config.denoising_steps
         x = self._blank(observations) if noise is None else noise["start"]
-        which, random = self._drawn_step(noise), noise is not None and self._choices
-        chain, moves, before, after = [x], [], x, x
+        which, chain, moves, before, after = self._drawn_step(noise), [x], [], x, x
+        normals = noise["steps"].unbind(1) if noise is not None and self._choices else ()
         for step in range(steps):
-            mean, std, plain = self._step(*read, x, step)
-            if noise is None or not random:
-                x = plain
+            said = self._predicted(*read, x, step)
+            if not normals:
+                x = self._plain_step(said, x, step)
             elif which is None:
-                x = torch.addcmul(mean, std, noise["steps"][:, step])
+                mean, std = self._random_step(said, x, step)
+                x = torch.addcmul(mean, std, normals[step])
                 moves.append((mean, std))
             else:
+                mean, std = self._random_step(said, x, step)
                 chosen = (which == step).reshape(-1, 1, 1)
                 before = torch.where(chosen, x, before)
-                x = torch.where(chosen, torch.addcmul(mean, std, noise["steps"][:, 0]), plain)
+                plain = self._plain_step(said, x, step)
+                x = torch.where(chosen, torch.addcmul(mean, std, normals[0]), plain)
                 after = torch.where(chosen, x, after)
                 last = moves.pop() if moves else (mean, std)
                 moves.append(
@@ -104,6 +114,10 @@ class DenoisingPolicy(ChunkPolicy):
             forward_inputs={"chain": passed, **kept},
             values=self._values(*read) if noise is not None and self.value_dim else None,
         )
+
+    def _move(self, *given: Any) -> tuple[Tensor, Tensor]:
+        """Mean and deviation of the random step; see :meth:`_predicted`."""
+        return self._random_step(self._predicted(*given), *given[-2:])
 
     def _log_probs(self, chain: Tensor, moves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
         """[B, H, A'] of n random steps along a chain [B, n + 1, H, A'], each with its mean and
@@ -129,10 +143,13 @@ class DenoisingPolicy(ChunkPolicy):
                 key="model.method",
             )
         read = self._read(forward_inputs)
-        chain = forward_inputs["chain"].clone()  # it may have been sampled in inference mode
+        chain = forward_inputs["chain"]
+        if chain.is_inference() and not torch.is_inference_mode_enabled():
+            chain = chain.clone()  # what was sampled so takes no part in gradients
         which = forward_inputs.get("step_index")
         steps = range(self._config.denoising_steps) if which is None else (which,)
-        moves = [self._step(*read, chain[:, place], step)[:2] for place, step in enumerate(steps)]
+        # The last of the chain is where it ends.
+        moves = [self._move(*read, *at) for at in zip(chain.unbind(1), steps, strict=False)]
         log_probs = self._log_probs(chain, moves)
         entropy = entropy_of(torch.stack([std for _, std in moves], dim=1)).sum(dim=1)
         values = self._values(*read)

@@ -86,9 +86,11 @@ def transition_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """log N(x; mean, std²) of each element; 0 where nothing is random (std = 0)."""
     random = std > 0
     safe = torch.where(random, std, 1.0)
-    deviation = (x - mean) / safe
-    at_mean = -safe.log() - 0.5 * math.log(2.0 * math.pi)
-    return torch.where(random, torch.addcmul(at_mean, deviation, deviation, value=-0.5), 0.0)
+    # Both are of the size of std, which often is one number for a whole step.
+    inverse = torch.where(random, safe.reciprocal(), 0.0)
+    at_mean = torch.where(random, -0.5 * math.log(2.0 * math.pi) - safe.log(), 0.0)
+    deviation = (x - mean) * inverse
+    return torch.addcmul(at_mean, deviation, deviation, value=-0.5)
 
 
 def standard_log_prob(x: Tensor) -> Tensor:

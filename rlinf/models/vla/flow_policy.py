@@ -149,18 +149,25 @@ class FlowPolicy(DenoisingPolicy):
             return like.new_full((len(like),), (steps - step) / steps, dtype=torch.float32)
         return (steps - step).to(torch.float32) / steps
 
-    def _step(
+    def _predicted(
         self, prefix: Prefix, states: Tensor, x: Tensor, step: int | Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Mean and deviation of the random step from x, and the Euler step of the ODE."""
-        config = self._config
-        velocity, hidden = self._denoise(prefix, states, x, self._time(step, x))
+    ) -> tuple[Tensor, Tensor]:
+        """Velocity, and hidden states of the expert."""
+        return self._denoise(prefix, states, x, self._time(step, x))
+
+    def _random_step(
+        self, said: tuple[Tensor, Tensor], x: Tensor, step: int | Tensor
+    ) -> tuple[Tensor, Tensor]:
+        velocity, hidden = said
         place = slice(step, step + 1) if isinstance(step, int) else step
         of_x, of_velocity, std = self.step_weights[:, place].unbind()
-        mean = torch.addcmul(of_x * x, of_velocity, velocity)
         if self.noise_head is not None:
-            std = squashed_std(self.noise_head(hidden).float(), config.noise_bounds)
-        return mean, std, torch.sub(x, velocity, alpha=1.0 / config.denoising_steps)
+            std = squashed_std(self.noise_head(hidden).float(), self._config.noise_bounds)
+        return torch.addcmul(of_x * x, of_velocity, velocity), std
+
+    def _plain_step(self, said: tuple[Tensor, Tensor], x: Tensor, step: int) -> Tensor:
+        """The Euler step of the ODE."""
+        return torch.sub(x, said[0], alpha=1.0 / self._config.denoising_steps)
 
     def _values(self, prefix: Prefix, states: Tensor) -> Tensor:
         """[B, V]."""
@@ -184,8 +191,10 @@ class FlowPolicy(DenoisingPolicy):
         """Denoise by the ODE from 0 a chunk that begins with actions [B, C, A] of the environment,
         as firmly as weights [B, C] say; see :func:`~rlinf.models.guidance.guided_velocity`."""
         read, states = self._read(observations)
-        begun = self._to_model(prefix, observations)
-        firmly = nn.functional.pad(weights, (0, self.horizon - self.chunk))
+        behind = self.horizon - self.chunk
+        # Those that follow the chunk count nothing.
+        begun = self._to_model(_lengthened(prefix, behind), observations)
+        firmly = nn.functional.pad(weights, (0, behind))
         steps, x = self._config.denoising_steps, torch.zeros_like(begun)
         for step in range(steps):
             time = self._time(step, x)
@@ -213,13 +222,13 @@ class FlowPolicy(DenoisingPolicy):
         return training_time(uniform)
 
     def imitation_errors(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """[N, C, A] squared errors of the velocity (flow matching, arXiv 2410.24164, eq. 1)."""
+        """[N, H, A] squared errors of the velocity (flow matching, arXiv 2410.24164, eq. 1)."""
         prefix, states = self._read(inputs)
         actions = self._to_model(inputs[RAW_ACTIONS], inputs)
         time = self._training_time(inputs["time"])
         x, wanted = noisy_actions(actions, inputs["noise"], time)
         velocity, _ = self._denoise(prefix, states, x, time)
-        return self._of_env((velocity - wanted).square())
+        return self._in_env((velocity - wanted).square())
 
     # -- the noising of what was done ---------------------------------------------------------
 
@@ -272,3 +281,8 @@ class FlowPolicy(DenoisingPolicy):
         yield from self.value_parameters()
         if self.noise_head is not None:
             yield from self.noise_head.parameters()
+
+
+def _lengthened(actions: Tensor, count: int) -> Tensor:
+    """Actions [B, C, A] with the last one repeated so often."""
+    return torch.cat([actions, actions[:, -1:].expand(-1, count, -1)], dim=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
@@ -31,8 +31,7 @@ _NEEDS: Mapping[str, tuple[str, str]] = {
 class Statistics:
     """Of each dimension of a vector; what a file does not say is None.
 
-    A vector with fewer dimensions than the statistics uses the first ones; dimensions beyond the
-    statistics (padding of a model) pass unchanged, as those do that ``mask`` leaves out.
+    :class:`Units` are made of them.
 
     Args:
         mean: [D] float32, as are ``std``, ``min``, ``max``, ``q01``, ``q99`` (quantiles 0.01 and
@@ -72,10 +71,6 @@ class Statistics:
         each = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in each.items() if value is not None}
 
-    def to(self, device: torch.device | str) -> Statistics:
-        """The same on a device."""
-        return Statistics(**{name: value.to(device) for name, value in self.given().items()})
-
     @property
     def dim(self) -> int:
         """D."""
@@ -92,67 +87,11 @@ class Statistics:
         moved = [int(width.nonzero().max()) + 1 for width in widths if bool(width.any())]
         return max(moved, default=self.dim)
 
-    # -- normalised units -----------------------------------------------------------------------
+    # -- what they are used for -----------------------------------------------------------------
 
-    def mean_std(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-        """(x − μ) / (σ + ε), [..., D]."""
-        return self._masked(x, lambda y, mean, std: (y - mean) / (std + epsilon), "mean_std")
-
-    def from_mean_std(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-        """x (σ + ε) + μ, [..., D]."""
-        return self._masked(x, lambda y, mean, std: y * (std + epsilon) + mean, "mean_std")
-
-    def quantiles(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-        """2 (x − q01) / (q99 − q01 + ε) − 1, [..., D]; ε is 1e-8 in OpenVLA."""
-
-        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-            return 2 * (y - low) / (high - low + epsilon) - 1
-
-        return self._masked(x, scaled, "quantiles")
-
-    def from_quantiles(self, x: Tensor, *, epsilon: float = 1e-6) -> Tensor:
-        """(x + 1)/2 · (q99 − q01 + ε) + q01, [..., D]."""
-
-        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-            return (y + 1) / 2 * (high - low + epsilon) + low
-
-        return self._masked(x, scaled, "quantiles")
-
-    def bounds(self, x: Tensor) -> Tensor:
-        """2 (x − min) / (max − min) − 1, [..., D]; 0 where a dimension never moved."""
-
-        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-            width = (high - low).masked_fill(high == low, 1.0)
-            return torch.where(high == low, 0.0, 2 * (y - low) / width - 1)
-
-        return self._masked(x, scaled, "bounds")
-
-    def from_bounds(self, x: Tensor) -> Tensor:
-        """(x + 1)/2 · (max − min) + min, [..., D]."""
-        return self._masked(x, lambda y, low, high: (y + 1) / 2 * (high - low) + low, "bounds")
-
-    def min_max(self, x: Tensor) -> Tensor:
-        """As :meth:`bounds`, but −1 where a dimension never moved, as lerobot has it."""
-
-        def scaled(y: Tensor, low: Tensor, high: Tensor) -> Tensor:
-            width = (high - low).masked_fill(high == low, 1.0)
-            return torch.where(high == low, -1.0, 2 * (y - low) / width - 1)
-
-        return self._masked(x, scaled, "min_max")
-
-    def from_min_max(self, x: Tensor) -> Tensor:
-        """(x + 1)/2 · (max − min) + min, [..., D]."""
-        return self.from_bounds(x)
-
-    def normalize(self, x: Tensor, method: Method) -> Tensor:
-        """By the method of this name."""
-        found: Tensor = getattr(self, method)(x)
-        return found
-
-    def unnormalize(self, x: Tensor, method: Method) -> Tensor:
-        """The inverse of :meth:`normalize`."""
-        found: Tensor = getattr(self, f"from_{method}")(x)
-        return found
+    def allows(self, method: Method) -> bool:
+        """Whether it knows what a method computes with."""
+        return all(getattr(self, name) is not None for name in _NEEDS[method])
 
     def require(self, method: Method, *, of: str, key: str = "statistics") -> None:
         """Refuse, by a ConfigError of ``key``, statistics ``of`` something that lack what a method
@@ -165,7 +104,7 @@ class Statistics:
                 "with: rlinf data stats",
                 key=key,
             )
-        first, second = (self._of(name) for name in _NEEDS[method])
+        first, second = (self.required(name) for name in _NEEDS[method])
         for name, value in zip(_NEEDS[method], (first, second), strict=True):
             if not bool(value.isfinite().all()):
                 place = int((~value.isfinite()).nonzero()[0])
@@ -202,7 +141,7 @@ class Statistics:
             ConfigError: Names the dimensions; and two that fit when they are swapped.
         """
         used = list(places)
-        first, second = (self._of(name)[used] for name in _NEEDS[method])
+        first, second = (self.required(name)[used] for name in _NEEDS[method])
         low, high = (first - 3 * second, first + 3 * second) if method == "mean_std" else (
             first, second
         )  # fmt: skip
@@ -218,20 +157,75 @@ class Statistics:
             hint="statistics of this set, as model.statistics, with: rlinf data stats",
         )  # fmt: skip
 
-    def _masked(self, x: Tensor, formula: Any, method: Method) -> Tensor:
-        count = min(self.dim, x.shape[-1])
-        first, second = (self._of(name)[:count].to(x) for name in _NEEDS[method])
-        known = x[..., :count]
-        found = formula(known, first, second)
-        if self.mask is not None:
-            found = torch.where(self.mask[:count].to(x.device), found, known)
-        return found if count == x.shape[-1] else torch.cat([found, x[..., count:]], dim=-1)
-
-    def _of(self, name: str) -> Tensor:
+    def required(self, name: str) -> Tensor:
+        """[D], what is known by this name; ValueError where it is not."""
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(f"the statistics have no {name}")
         return value
+
+
+class Units(nn.Module):
+    """Vectors in the units of a model, and back in those that its statistics are of.
+
+    A method says what x [..., D] becomes:
+
+    - ``mean_std``: (x − μ) / (σ + ε);
+    - ``quantiles``: 2 (x − q01) / (q99 − q01 + ε) − 1, where ε is 1e-8 in OpenVLA;
+    - ``bounds``: 2 (x − min) / (max − min) − 1, and 0 where a dimension never moved;
+    - ``min_max``: the same, but −1 where a dimension never moved, as lerobot has it.
+
+    A vector with fewer dimensions than the statistics uses the first ones; dimensions beyond the
+    statistics (padding of a model) pass unchanged, as those do that the mask leaves out.
+    """
+
+    offset: Tensor
+    """[D], as the others: x becomes (x − offset) / divisor + shift, and comes back as
+    (x − shift) · factor + offset."""
+    divisor: Tensor
+    factor: Tensor
+    shift: Tensor
+
+    def __init__(self, statistics: Statistics, method: Method, *, epsilon: float = 1e-6) -> None:
+        super().__init__()
+        first, second = (statistics.required(name) for name in _NEEDS[method])
+        offset, shift, still = first, torch.zeros_like(first), torch.zeros_like(first).bool()
+        if method == "mean_std":
+            factor = second + epsilon
+        else:
+            still = (second == first) & (method != "quantiles")
+            factor = (second - first + (epsilon if method == "quantiles" else 0.0)) / 2
+            shift = torch.where(still & (method == "bounds"), 0.0, -1.0)
+        # What never moved has no width that it could be divided by: everything becomes 0 there.
+        divisor = torch.where(still, torch.inf, factor)
+        found = {"offset": offset, "divisor": divisor, "factor": factor, "shift": shift}
+        for name, value in found.items():
+            if statistics.mask is not None:
+                same = 1.0 if name in ("divisor", "factor") else 0.0
+                value = torch.where(statistics.mask, value, same)  # noqa: PLW2901 - the rest of it
+            self.register_buffer(name, value, persistent=False)
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """[..., D] in the units of the model."""
+        known, offset, divisor, shift = self._known(x, self.offset, self.divisor, self.shift)
+        return _with_rest((known - offset) / divisor + shift, x)
+
+    def unnormalize(self, x: Tensor) -> Tensor:
+        """[..., D] in the units of the statistics; the inverse."""
+        known, offset, factor, shift = self._known(x, self.offset, self.factor, self.shift)
+        return _with_rest(torch.addcmul(offset, known - shift, factor), x)
+
+    def _known(self, x: Tensor, *parts: Tensor) -> tuple[Tensor, ...]:
+        """The dimensions that x and the statistics have both."""
+        count, given = len(self.offset), x.shape[-1]
+        if given < count:
+            return (x, *(part[:given] for part in parts))
+        return (x if given == count else x[..., :count], *parts)
+
+
+def _with_rest(found: Tensor, x: Tensor) -> Tensor:
+    count = found.shape[-1]
+    return found if count == x.shape[-1] else torch.cat([found, x[..., count:]], dim=-1)
 
 
 @dataclass(frozen=True)
@@ -250,11 +244,6 @@ class ModelStatistics:
     states: Statistics | None = None
     key: str = ""
     pictures: Mapping[str, Statistics] = field(default_factory=dict)
-
-    def to(self, device: torch.device | str) -> ModelStatistics:
-        """The same on a device."""
-        states = None if self.states is None else self.states.to(device)
-        return ModelStatistics(self.actions.to(device), states, self.key, self.pictures)
 
     def to_data(self) -> dict[str, dict[str, list[float]]]:
         """Those of actions and states as JSON has them; :mod:`rlinf.models.vla.statistics_files`

@@ -17,11 +17,12 @@ from rlinf.models.vla.action_tokens import (
     chosen,
     drawn_tokens,
     entropy,
+    scaled_logits,
     token_log_probs,
 )
 from rlinf.models.vla.config import TokenConfig
 from rlinf.models.vla.policy import VLAPolicy
-from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics import ModelStatistics, Statistics, Units
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -51,6 +52,7 @@ class TokenPolicy(VLAPolicy):
             dim = self.action_dim
             config.conventions.check_dimensions(dim, dim, self.state_dim)
         self.statistics = _statistics(config, env_spec)
+        self.action_units = units_of(self.statistics.actions, config)
 
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
@@ -137,19 +139,14 @@ class TokenPolicy(VLAPolicy):
 
     def _to_env(self, values: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] from normalised units, into the box of the environment."""
-        statistics = self.statistics.actions
-        if self._config.normalization == "bounds":
-            actions = statistics.from_bounds(values)
-        else:
-            actions = statistics.from_quantiles(values, epsilon=_EPSILON)
-        conventions = self._config.conventions
+        actions, conventions = self.action_units.unnormalize(values), self._config.conventions
         return self.in_box(conventions.to_env(actions, self.action_dim, inputs.get("states")))
 
     def _to_model(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] recorded actions in normalised units, in [-1, 1]."""
         conventions, dim = self._config.conventions, self.statistics.actions.dim
         given = conventions.to_model(actions.float(), dim, inputs.get("states"))
-        return normalized(self.statistics.actions, given, self._config).clamp(-1.0, 1.0)
+        return self.action_units.normalize(given).clamp(-1.0, 1.0)
 
 
 class OneByOne(TokenPolicy):
@@ -168,20 +165,18 @@ class OneByOne(TokenPolicy):
         first = hidden = network.causal(embedded, mask, cache=cache)[:, -1:]
         seen, whole = mask.shape[1], functional.pad(mask, (0, count - 1), value=True)
         tokens: list[Tensor] = []
-        log_probs: list[Tensor] = []
+        logits: list[Tensor] = []
+        numbers = [None] * count if uniform is None else torch.split(uniform, 1, dim=1)
         for place in range(count):
             if place:
                 embedded = self._as_input(tokens[-1])
                 hidden = network.causal(embedded, whole[:, : seen + place], cache=cache)
-            now = token_log_probs(
-                network.action_logits(hidden), temperature=temperature, top_k=top_k
-            )
-            tokens.append(
-                drawn_tokens(now, None if uniform is None else uniform[:, place : place + 1])
-            )
-            log_probs.append(now)
+            now = network.action_logits(hidden)
+            logits.append(scaled_logits(now, temperature=temperature, top_k=top_k))
+            tokens.append(drawn_tokens(logits[-1], numbers[place]))
         drawn = torch.cat(tokens, dim=1)
-        return first[:, 0], drawn, chosen(torch.cat(log_probs, dim=1), drawn)
+        log_probs = torch.log_softmax(torch.cat(logits, dim=1), dim=-1)
+        return first[:, 0], drawn, chosen(log_probs, drawn)
 
     def _as_input(self, tokens: Tensor) -> Tensor:
         found: Tensor = self.network.embed(tokens + self.tokens.first_id)
@@ -199,11 +194,9 @@ class OneByOne(TokenPolicy):
         return hidden
 
 
-def normalized(statistics: Statistics, values: Tensor, config: TokenConfig) -> Tensor:
-    """Values in the units of the model, by the section's kind of normalisation."""
-    if config.normalization == "bounds":
-        return statistics.bounds(values)
-    return statistics.quantiles(values, epsilon=_EPSILON)
+def units_of(statistics: Statistics, config: TokenConfig) -> Units:
+    """The units of the model, by the section's kind of normalisation."""
+    return Units(statistics, config.normalised_by, epsilon=_EPSILON)
 
 
 def _statistics(config: TokenConfig, env_spec: EnvSpec) -> ModelStatistics:

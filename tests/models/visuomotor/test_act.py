@@ -211,7 +211,7 @@ def test_the_latent_does_not_see_beyond_the_end_of_an_episode() -> None:
     policy = tiny("act", kl_weight=1.0, horizon=6)
     with torch.no_grad():
         policy.network.vae_encoder_latent_output_proj.weight.normal_()
-    raw, recorded = torch.rand(ROWS, CHUNK, 3), torch.ones(ROWS, CHUNK, dtype=torch.bool)
+    raw, recorded = torch.rand(ROWS, 6, 3), torch.ones(ROWS, 6, dtype=torch.bool)
     recorded[0, 2:] = False
     latent = torch.randn(ROWS, policy.network.size.latent)
     inputs = seen() | {"raw_actions": raw, "latent": latent, "recorded": recorded}

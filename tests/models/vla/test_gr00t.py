@@ -187,7 +187,7 @@ def test_the_policy_samples_as_the_original(original: GR00TPolicy, io: dict[str,
     with torch.no_grad():
         prefix = looked_over(original.network, io)
         for step in range(4):
-            x = original._step(prefix, states, x, step)[2]
+            x = original._plain_step(original._predicted(prefix, states, x, step), x, step)
     torch.testing.assert_close(x, io["sampled_2"], atol=1e-5, rtol=0)
 
 
@@ -415,12 +415,12 @@ def test_the_middle_of_a_picture_is_stretched() -> None:
 
 def test_units_are_those_of_the_embodiment(directory: Path, original: GR00TPolicy) -> None:
     assert (original.horizon, original.chunk) == (HORIZON, 3)
-    raw = torch.zeros(1, 3, ACTIONS)
+    raw = torch.zeros(1, HORIZON, ACTIONS)
     given = original._to_model(raw, {})
     # The parts in the order of the file: a gripper in [−1, 1], an arm in [−0.5, 1.5].
     wanted = torch.tensor([0.0, -0.5, -0.5, -0.5, -0.5]).expand(1, HORIZON, -1)
     torch.testing.assert_close(given, wanted)
-    torch.testing.assert_close(original._to_env(given, {}), raw)
+    torch.testing.assert_close(original._to_env(given, {}), raw[:, :3])
     states = {"states": torch.full((1, STATES), 1.5)}
     bounds = torch.tensor([[0.5, 0.5, 1.5, 1.5, 1.5, 1.5]])
     torch.testing.assert_close(original._states(states), bounds)
@@ -479,7 +479,7 @@ def test_random_steps_are_those_of_its_own_time(method: str) -> None:
             elif method == "flow_cps":
                 wanted_std = weight * math.sin(math.pi * level / 2)
                 weight *= math.cos(math.pi * level / 2)
-            mean, std, _ = policy._step(prefix, states, x, step)
+            mean, std = policy._move(prefix, states, x, step)
             wanted = weight * of_noise + (step + 1) * delta * of_data
             torch.testing.assert_close(mean, wanted, atol=1e-5, rtol=1e-5)
             if wanted_std is not None:

@@ -18,6 +18,7 @@ from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
+from rlinf.models.vla.flow_matching import noisy_actions
 from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.models.vla.pi0.prompts import (
     StatePrompts,
@@ -98,11 +99,11 @@ def test_log_probs_are_those_of_torch_summed_over_random_steps(policy: PI0Policy
         if config.all_random:
             expected = Normal(0.0, 1.0).log_prob(chain[:, 0])
             for step in range(STEPS):
-                mean, std, _ = policy._step(prefix, states, chain[:, step], step)
+                mean, std = policy._move(prefix, states, chain[:, step], step)
                 expected = expected + Normal(mean, std).log_prob(chain[:, step + 1])
         else:
             which = sample.forward_inputs["step_index"]
-            mean, std, _ = policy._step(prefix, states, chain[:, 0], which)
+            mean, std = policy._move(prefix, states, chain[:, 0], which)
             expected = Normal(mean, std).log_prob(chain[:, 1])
     torch.testing.assert_close(sample.log_probs, expected[:, :CHUNK, :3], atol=2e-5, rtol=1e-5)
 
@@ -221,6 +222,21 @@ def test_fresh_adapters_change_nothing(kind: str) -> None:
         assert any(f".{part}." in name for name in names)
 
 
+def test_all_actions_of_the_horizon_are_learnt_where_fewer_are_executed(kind: str) -> None:
+    """The first ones see the others: were these copies, they would give away what is asked for."""
+    policy = build(kind, value_dim=0, horizon=2 * CHUNK)
+    assert policy.imitated == (0, 2 * CHUNK)
+    noise = draw_noise(policy.imitation_noise, (ROWS,), torch.Generator().manual_seed(1))
+    raw = torch.tensor(SPEC.action_low) + 0.3 * torch.rand(ROWS, 2 * CHUNK, 3)
+    errors = policy.imitation_errors(seen() | {"raw_actions": raw} | noise)
+    assert errors.shape == raw.shape
+    with torch.no_grad():
+        x, wanted = noisy_actions(policy.action_units.normalize(raw), noise["noise"],
+                                  policy._training_time(noise["time"]))  # fmt: skip
+        velocity = policy._denoise(*policy._read(seen()), x, policy._training_time(noise["time"]))
+    torch.testing.assert_close(errors, (velocity[0] - wanted).square())
+
+
 @pytest.mark.slow
 def test_what_is_learned_is_done() -> None:
     """Overfit two pictures with two actions."""
@@ -299,11 +315,11 @@ def test_a_published_directory_becomes_the_policy(published: Path, kind: str) ->
     again = policy.evaluate_actions(observations | sample.forward_inputs)
     assert chain.shape == (2, 2, 8, 7)
     assert torch.equal(again.log_probs, sample.log_probs)
-    raw = torch.zeros(2, 5, 7)
+    raw = torch.zeros(2, 8, 7)
     given = policy._to_model(raw, {})
     expected = {"pi0": -0.1 / 0.5, "pi05": 0.0}[kind]
     torch.testing.assert_close(given, torch.full((2, 8, 7), expected), atol=1e-5, rtol=0)
-    torch.testing.assert_close(policy._to_env(given, {}), raw, atol=1e-5, rtol=0)
+    torch.testing.assert_close(policy._to_env(given, {}), raw[:, :5], atol=1e-5, rtol=0)
 
 
 def test_files_of_mixed_precision_compute_in_float32(published: Path, kind: str) -> None:

@@ -191,7 +191,7 @@ def test_statistics_are_those_that_lerobot_saves_with_a_model(tmp_path: Path) ->
         save_file({key: each + wrong for key, each in tensors.items()}, file)
     policy = REGISTRY.load("smolvla")(path=path, num_action_chunks=5).build(SEVEN)
     assert isinstance(policy, SmolVLAPolicy)
-    given = policy._to_model(torch.zeros(1, 5, 7), {})
+    given = policy._to_model(torch.zeros(1, 8, 7), {})
     torch.testing.assert_close(given, torch.full((1, 8, 7), -0.6), atol=1e-5, rtol=0)
     torch.testing.assert_close(policy._states({"states": torch.ones(1, 5)}), torch.zeros(1, 5))
 
@@ -235,10 +235,10 @@ def test_a_published_directory_becomes_the_policy(original: SmolVLAPolicy) -> No
     assert (original.horizon, original.chunk) == (8, 5)
     assert sample.forward_inputs["chain"].shape == (2, 2, 8, 7)
 
-    raw = torch.zeros(2, 5, 7)
+    raw = torch.zeros(2, 8, 7)
     given = original._to_model(raw, {})
     torch.testing.assert_close(given, torch.full((2, 8, 7), -0.2), atol=1e-5, rtol=0)
-    torch.testing.assert_close(original._to_env(given, {}), raw, atol=1e-5, rtol=0)
+    torch.testing.assert_close(original._to_env(given, {}), raw[:, :5], atol=1e-5, rtol=0)
     states = (observations["states"] - 0.2) / 2.0
     torch.testing.assert_close(original._read(observations)[1][:, :5], states, atol=1e-5, rtol=0)
 
@@ -260,7 +260,7 @@ def test_tiny_is_small_and_its_chains_are_replayed(policy: SmolVLAPolicy) -> Non
     chain, step = sample.forward_inputs["chain"], sample.forward_inputs["step_index"]
     with torch.no_grad():
         prefix, states = policy._read(seen())
-        mean, std, _ = policy._step(prefix, states, chain[:, 0], step)
+        mean, std = policy._move(prefix, states, chain[:, 0], step)
     expected = Normal(mean, std).log_prob(chain[:, 1])[:, :CHUNK, :3]
     torch.testing.assert_close(sample.log_probs, expected, atol=2e-5, rtol=1e-5)
 

@@ -33,7 +33,8 @@ from rlinf.models.vla.openvla.files import (
 )
 from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
 from rlinf.models.vla.preprocessing import Standardised, colour_planes, side_by_side
-from rlinf.models.vla.token_policy import OneByOne, TokenPolicy, normalized
+from rlinf.models.vla.statistics import Units
+from rlinf.models.vla.token_policy import OneByOne, TokenPolicy, units_of
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -109,6 +110,8 @@ class OpenVLAOFTPolicy(_OpenVLA):
     """A chunk in one pass, in which every position sees every other one."""
 
     _config: OpenVLAOFTConfig
+    state_units: Units | None = None
+    """Of the states that are read; None: as they are."""
 
     def _extras(self, config: OpenVLAConfig) -> Extras:
         assert isinstance(config, OpenVLAOFTConfig)
@@ -129,7 +132,12 @@ class OpenVLAOFTPolicy(_OpenVLA):
                 f"{self.state_dim}; nearest: proprioception: false",
                 key="model.proprioception",
             )
-        if self._config.path is not None and self.statistics.states is None:
+        known = self.statistics.states
+        if known is not None:
+            method = self._config.normalised_by
+            known.require(method, of="states", key="model.proprioception")
+            self.state_units = units_of(known, self._config)
+        elif self._config.path is not None:
             raise ConfigError("the statistics have none of states", key="model.proprioception")
 
     @property
@@ -218,10 +226,12 @@ class OpenVLAOFTPolicy(_OpenVLA):
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if self.network.proprio_projector is None:
             return None
-        statistics = self.statistics.states
-        if statistics is None:
-            return inputs["states"].float()
-        return normalized(statistics, inputs["states"].float(), self._config).clamp(-1.0, 1.0)
+        states = inputs["states"].float()
+        return (
+            states
+            if self.state_units is None
+            else self.state_units.normalize(states).clamp(-1.0, 1.0)
+        )
 
 
 class _Pixels(torch.nn.Module):

@@ -84,10 +84,17 @@ class QwenVLPolicy(OneByOne):
 class _Patches(torch.nn.Module):
     """Pictures [B, H, W, 3] uint8 as patches [B, K, D] float32, those of a square together."""
 
+    scale: Tensor
+    """[3 · patch²] that numbers from 0 to 255 are multiplied by; ``shift`` is added."""
+    shift: Tensor
+
     def __init__(self, settings: PictureSettings, rows: int, columns: int) -> None:
         super().__init__()
         self._settings, self._rows, self._columns = settings, rows, columns
-        self._standardised = Standardised(settings.mean, settings.deviation)
+        per_colour, inside = Standardised(settings.mean, settings.deviation), settings.patch**2
+        for name in ("scale", "shift"):  # of each number of a patch: in one pass without strides
+            numbers = getattr(per_colour, name).flatten().repeat_interleave(inside)
+            self.register_buffer(name, numbers, persistent=False)
 
     def forward(self, pictures: Tensor) -> Tensor:
         patch, merge, frames = self._settings.patch, self._settings.merge, self._settings.frames
@@ -99,6 +106,8 @@ class _Patches(torch.nn.Module):
             x = x.round_().clamp_(0, 255)
         x = x.view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
         # Bytes are put in order in a quarter of the traffic that numbers would take.
-        x = self._standardised(x.permute(0, 2, 5, 3, 6, 1, 4, 7).contiguous().float())
-        found = torch.stack([x] * frames, dim=6)
-        return found.view(len(x), self._rows * self._columns * merge**2, -1)
+        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).contiguous().float()
+        count = self._rows * self._columns * merge**2
+        x = torch.addcmul(self.shift, x.view(len(x), count, -1), self.scale)
+        colours = x.view(len(x), count, 3, -1)
+        return torch.stack([colours] * frames, dim=3).view(len(x), count, -1)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rlinf.data.demonstrations import EpisodeInfo
+    from rlinf.data.lerobot.reader import LeRobotEpisode
     from rlinf.data.vector_statistics import Parts
 
 app = typer.Typer(help="Look at sets of demonstrations.", no_args_is_help=True)
@@ -42,7 +43,7 @@ def show(path: _Set, debug: Debug = False) -> None:
         found = LeRobotSet(path)
         lengths = [each.length for each in found.episodes]
         success: Sequence[bool] | None = found.success if SUCCESS in found.features else None
-        tasks = Counter(each.text for each in found.episodes)
+        tasks = _tasks(found.texts, found.text_numbers, found.episodes)
         features = [(name, each.dtype, "×".join(map(str, each.shape)))
                     for name, each in found.features.items() if name not in INDICES]  # fmt: skip
         kind = f"LeRobot {found.info['codebase_version']}, {found.fps:g} frames a second"
@@ -62,7 +63,7 @@ def show(path: _Set, debug: Debug = False) -> None:
 
 
 def _tasks(
-    texts: Sequence[str], numbers: np.ndarray, episodes: Sequence[EpisodeInfo]
+    texts: Sequence[str], numbers: np.ndarray, episodes: Sequence[EpisodeInfo | LeRobotEpisode]
 ) -> Counter[str]:
     """Of how many episodes each text is, in one step or another; ``numbers`` are those of rows."""
     return Counter(

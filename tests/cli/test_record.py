@@ -8,6 +8,7 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
 from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.envs.base import instruction_bytes
 from rlinf.runners.record import recorded_seeds
 
@@ -139,10 +140,13 @@ def test_every_task_of_an_episode_is_shown(tmp_path, capsys):
     )
     found = Demonstrations.of([episode, episode], {"spec": {}})
     found.save(tmp_path / "rlinf")
-    assert main(["data", "show", str(tmp_path / "rlinf")]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"go left\W+2\b", printed), printed
-    assert re.search(r"go right\W+2\b", printed), printed
+    pytest.importorskip("pyarrow")
+    write_lerobot(found, tmp_path / "lerobot", fps=10, pictures="image")
+    for kind in ("rlinf", "lerobot"):
+        assert main(["data", "show", str(tmp_path / kind)]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"go left\W+2\b", printed), printed
+        assert re.search(r"go right\W+2\b", printed), printed
 
 
 def test_what_a_recipe_imitates_need_not_be_there_yet(tmp_path, capsys):

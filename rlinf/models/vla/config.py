@@ -58,6 +58,7 @@ class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
     half_precision = True
+    only_imitates = True
     of_values = ("value_head", "detach_values")
     only_with: ClassVar = {"statistics_key": "statistics | path"}
 

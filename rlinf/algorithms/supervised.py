@@ -70,8 +70,8 @@ class Supervised(Algorithm):
                 raise
             raise ConfigError(
                 f"objective likelihood: to say how likely an action is the policy needs `{name}`, "
-                "which its own actions have and recorded ones have not; nearest: squared_error, or "
-                "model where the policy has a loss of its own"
+                "which its own actions have and recorded ones have not; nearest: model where the "
+                "policy has a loss of its own, otherwise squared_error"
             ) from error
         return found
 
@@ -83,7 +83,8 @@ def check_objective(policy: Policy, objective: Objective, *, model: str, key: st
         "model": None if policy.imitates else "supervised loss of its own",
     }.get(objective)
     if lacks is not None:
-        raise ConfigError(f"a policy of type {model} has no {lacks}; nearest: likelihood", key=key)
+        nearest = "model" if policy.imitates else "likelihood"
+        raise ConfigError(f"a policy of type {model} has no {lacks}; nearest: {nearest}", key=key)
 
 
 def imitated(policy: Policy, objective: Objective) -> tuple[int, int]:

@@ -14,6 +14,10 @@ from rlinf.cli.screen import say, show_table
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from rlinf.data.demonstrations import EpisodeInfo
+    from rlinf.data.lerobot.reader import LeRobotEpisode
     from rlinf.data.vector_statistics import Parts
 
 app = typer.Typer(help="Look at sets of demonstrations.", no_args_is_help=True)
@@ -39,7 +43,7 @@ def show(path: _Set, debug: Debug = False) -> None:
         found = LeRobotSet(path)
         lengths = [each.length for each in found.episodes]
         success: Sequence[bool] | None = found.success if SUCCESS in found.features else None
-        tasks = Counter(each.text for each in found.episodes)
+        tasks = _tasks(found.texts, found.text_numbers, found.episodes)
         features = [(name, each.dtype, "×".join(map(str, each.shape)))
                     for name, each in found.features.items() if name not in INDICES]  # fmt: skip
         kind = f"LeRobot {found.info['codebase_version']}, {found.fps:g} frames a second"
@@ -47,10 +51,7 @@ def show(path: _Set, debug: Debug = False) -> None:
         ours = Demonstrations.load(path)
         lengths = [each.length for each in ours.episodes]
         success, kind = [each.success for each in ours.episodes], "rlinf"
-        texts = ours.source.get("spec", {}).get("task_descriptions") or [""]
-        first = [each.first for each in ours.episodes]
-        ids = ours.observations.get("task_ids")
-        tasks = Counter(texts[0 if ids is None else int(ids[row])] for row in first)
+        tasks = _tasks(*ours.row_texts(), ours.episodes)
         arrays = {**ours.observations, "actions": ours.actions, "rewards": ours.rewards}
         features = [(name, each.dtype.name, "×".join(map(str, each.shape[1:])))
                     for name, each in arrays.items()]  # fmt: skip
@@ -59,6 +60,17 @@ def show(path: _Set, debug: Debug = False) -> None:
         f"{max(lengths)} steps, {sum(lengths)} together\n")  # fmt: skip
     show_table("tasks", ("task", "episodes"), [(text or "–", str(n)) for text, n in tasks.items()])
     show_table("features", ("feature", "type", "shape"), features)
+
+
+def _tasks(
+    texts: Sequence[str], numbers: np.ndarray, episodes: Sequence[EpisodeInfo | LeRobotEpisode]
+) -> Counter[str]:
+    """Of how many episodes each text is, in one step or another; ``numbers`` are those of rows."""
+    return Counter(
+        texts[number]
+        for each in episodes
+        for number in dict.fromkeys(numbers[each.first :][: each.length].tolist())
+    )
 
 
 @app.command("stats")

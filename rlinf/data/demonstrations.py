@@ -22,6 +22,8 @@ from safetensors.numpy import load, save
 from rlinf.config.nearest import nearest_names
 from rlinf.conformance import CheckResult, outcome, require
 from rlinf.data.lerobot.layout import is_lerobot, regular_file
+from rlinf.envs.base import INSTRUCTION_KEY, instruction_text
+from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 
 FORMAT = "rlinf-demonstrations/1"
@@ -127,6 +129,22 @@ class Demonstrations:
                 seed=episode.seed,
                 success=episode.success,
             )
+
+    def row_texts(self) -> tuple[tuple[str, ...], np.ndarray]:
+        """What was to be done, in words, which may change within an episode.
+
+        Returns:
+            texts: Each once, in the order in which they occur; one is empty where nothing is said.
+            numbers: [N] int64, which of them each row is of.
+        """
+        if INSTRUCTION_KEY in self.observations:
+            of_rows = [instruction_text(each) for each in self.observations[INSTRUCTION_KEY]]
+        else:
+            known = self.source.get("spec", {}).get("task_descriptions") or [""]
+            ids = self.observations.get(TASK_IDS, np.zeros(len(self), np.int64))
+            of_rows = [str(known[int(number)]) for number in ids]
+        numbers = {text: number for number, text in enumerate(dict.fromkeys(of_rows))}
+        return tuple(numbers), np.array([numbers[text] for text in of_rows], np.int64)
 
     # -- files ----------------------------------------------------------------------------------
 

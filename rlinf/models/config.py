@@ -47,6 +47,9 @@ class ModelConfig(StrictModel):
     (:class:`~rlinf.models.denoising.Denoising`)."""
     steers: ClassVar[bool] = False
     """Whether its actions are the noise from which another policy denoises."""
+    only_imitates: ClassVar[bool] = False
+    """Whether its own loss is the only one by which it learns recorded actions, as these have no
+    log-prob and it has no mode in closed form."""
     of_values: ClassVar[tuple[str, ...]] = ()
     """Keys that mean something with a critic alone."""
     of_exploration: ClassVar[tuple[str, ...]] = ()

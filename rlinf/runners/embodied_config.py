@@ -16,7 +16,7 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.trainers.config import ActorConfig
 from rlinf.workers.config.acting import ActingConfig, rank_problems
-from rlinf.workers.config.supervised import CoTrainingConfig
+from rlinf.workers.config.supervised import CoTrainingConfig, objective_problems
 
 
 class EmbodiedConfig(ActingConfig):
@@ -81,6 +81,9 @@ class EmbodiedConfig(ActingConfig):
                 hint="nearest: ppo, or task: off_policy",
             )
         yield from self.algorithm.model_problems(self.model)
+        if self.demonstrations is not None:
+            objective, key = self.demonstrations.objective, "demonstrations.objective"
+            yield from objective_problems(self.model, objective, key=key)
         for key in ("target_kl", "first_update_kl_bound", "first_update_ratio_bound"):
             if not self.algorithm.compares_log_probs and getattr(self.actor, key) is not None:
                 yield illegal(

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from rlinf.models.policy import ActionSample, Policy
 from rlinf.models.policy_weights import load_travelling
-from rlinf.serving.requests import ActionRequest
+from rlinf.models.vla.instructions import InstructionTable
+from rlinf.serving.requests import PROMPT, ActionRequest, RefusedRequestError
 
 
 @runtime_checkable
@@ -47,11 +48,26 @@ class ActingPolicy:
         self.policy, self.version, self.block_size = policy, version, block_size
         places = [*policy.parameters(), *policy.buffers()]
         self._device = places[0].device if places else torch.device("cpu")
+        self._prompts = [each for each in policy.modules() if isinstance(each, InstructionTable)]
 
     @property
     def continues(self) -> bool:
         """Whether it takes a prefix."""
         return isinstance(self.policy, ContinuesChunks)
+
+    def check_instruction(self, text: str) -> None:
+        """Look whether the policy can be told this; from whichever thread.
+
+        Raises:
+            RefusedRequestError: It is too long.
+        """
+        for prompts in self._prompts:
+            needed, most = prompts.tokens_of(text)
+            if needed > most:
+                raise RefusedRequestError(
+                    f"`{PROMPT}` makes {needed} tokens, with what the model is told beside it; "
+                    f"legal: {most} or fewer, that is a shorter text"
+                )
 
     def load(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Take other weights.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -16,6 +17,8 @@ from rlinf.errors import RLinfError
 from rlinf.serving.acting import ActingPolicy
 from rlinf.serving.latency import Latencies
 from rlinf.serving.requests import ActionRequest, RefusedRequestError
+
+log = logging.getLogger(__name__)
 
 _MOST_WAITING = 1024
 ResultT = TypeVar("ResultT")
@@ -136,14 +139,21 @@ class Batcher:
         await asyncio.wait([running])
         seconds = time.perf_counter() - begun
         error = running.exception()
+        if error is not None and len(batch) > 1:
+            # Whatever one request brought about must not fail those of other robots.
+            log.warning("a batch of %d requests failed: %s; each is tried alone", len(batch),
+                        _line(error))  # fmt: skip
+            for asked in batch:
+                if not asked.answer.done():
+                    await self._answer([asked])
+            return
         self._latencies.counters["batches"] += 1
         self._latencies.counters["rows"] += sum(request.count for request in requests)
         for number, asked in enumerate(batch):
             if asked.answer.done():  # who asked has gone
                 continue
             if error is not None:
-                said = " ".join(f"{type(error).__name__}: {error}".split())
-                failure = PolicyFailure(f"the policy failed: {said}")
+                failure = PolicyFailure(f"the policy failed: {_line(error)}")
                 failure.__cause__ = error
                 asked.answer.set_exception(failure)
                 continue
@@ -154,3 +164,7 @@ class Batcher:
                 continue
             queue = begun - asked.since
             asked.answer.set_result(Answer(actions[number], version, queue, seconds))
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

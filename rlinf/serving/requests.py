@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from rlinf.config.nearest import did_you_mean
-from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_bytes
+from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_bytes, instruction_text
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, UserError
@@ -78,15 +78,24 @@ class RequestReader:
         chunk: C, primitive actions of an answer.
         keys: Names that clients use to names of observations, ``prompt`` or, to be left out, "".
         continues: Whether the policy takes a prefix.
+        check_instruction: Raises a :class:`RefusedRequestError` for an instruction that a policy
+            which reads them cannot be told.
 
     Raises:
         ConfigError: ``keys`` names what the policy does not read, or the same twice.
     """
 
     def __init__(
-        self, spec: EnvSpec, *, chunk: int, keys: Mapping[str, str], continues: bool
+        self,
+        spec: EnvSpec,
+        *,
+        chunk: int,
+        keys: Mapping[str, str],
+        continues: bool,
+        check_instruction: Callable[[str], None],
     ) -> None:
         self._spec, self._chunk, self._keys, self._continues = spec, chunk, dict(keys), continues
+        self._check_instruction = check_instruction
         self._tasks = {_plain(text): number for number, text in
                        reversed(list(enumerate(spec.task_descriptions)))}  # fmt: skip
         check_keys(spec, keys)
@@ -159,6 +168,8 @@ class RequestReader:
         count = len(self._spec.task_descriptions)
         if TASK_IDS in row and not 0 <= row[TASK_IDS] < count:
             raise RefusedRequestError(f"`{TASK_IDS}` is {row[TASK_IDS]}; legal: 0 to {count - 1}")
+        if INSTRUCTION_KEY in row:
+            self._check_instruction(_words(row[INSTRUCTION_KEY]))
         return row
 
     def _name_task(self, given: dict[str, Any]) -> None:
@@ -192,6 +203,8 @@ class RequestReader:
     def _put_in_words(self, given: dict[str, Any]) -> None:
         """Put a text, whatever it says, in the form in which observations hold it."""
         if PROMPT not in given:
+            if INSTRUCTION_KEY not in given:
+                raise RefusedRequestError(f"`{PROMPT}` is missing: what is to be done, in words")
             return
         text, most = given.pop(PROMPT), INSTRUCTION_SHAPE[0]
         if not isinstance(text, (str, np.str_)):
@@ -254,6 +267,16 @@ def _checked(name: str, value: Any, shape: tuple[int, ...], wanted: str) -> np.n
             f"`{name}` holds what is no finite number, first at {[int(i) for i in where]}"
         )
     return array
+
+
+def _words(instruction: np.ndarray) -> str:
+    """The text that a client gave in the form of observations."""
+    try:
+        return instruction_text(instruction)
+    except UnicodeDecodeError as error:
+        raise RefusedRequestError(
+            f"`{INSTRUCTION_KEY}` is no UTF-8 ({error.reason}); nearest: `{PROMPT}`, a text"
+        ) from error
 
 
 def _other_shape(name: str, given: tuple[int, ...], wanted: tuple[int, ...]) -> str:

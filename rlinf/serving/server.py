@@ -98,7 +98,11 @@ class PolicyServer:
         self._settings, self._newest = settings, newest
         keys = settings.keys or {}
         self._reader = RequestReader(
-            spec, chunk=policy.policy.chunk, keys=keys, continues=policy.continues
+            spec,
+            chunk=policy.policy.chunk,
+            keys=keys,
+            continues=policy.continues,
+            check_instruction=policy.check_instruction,
         )
         self.latencies = Latencies()
         self._sockets: set[web.WebSocketResponse] = set()

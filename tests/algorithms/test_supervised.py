@@ -11,7 +11,12 @@ import pytest
 import torch
 
 from rlinf.algorithms.batch import Batch
-from rlinf.algorithms.supervised import Supervised, demonstrations_of, with_demonstrations
+from rlinf.algorithms.supervised import (
+    Supervised,
+    check_objective,
+    demonstrations_of,
+    with_demonstrations,
+)
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.imitation import Recorded
 from rlinf.envs.spec import EnvSpec
@@ -123,3 +128,10 @@ def test_the_mode_has_a_gradient_and_leaves_the_deviation_alone() -> None:
     gradients = {name: p.grad for name, p in policy.named_parameters()}
     assert gradients["log_std"] is None
     assert all(g is not None for name, g in gradients.items() if name.startswith("actor"))
+
+
+@pytest.mark.parametrize(("imitates", "nearest"), [(True, "model"), (False, "likelihood")])
+def test_the_nearest_objective_is_one_that_the_policy_has(imitates: bool, nearest: str) -> None:
+    policy: Any = SimpleNamespace(imitates=imitates)
+    with pytest.raises(ConfigError, match=f"no mode in closed form; nearest: {nearest}"):
+        check_objective(policy, "squared_error", model="own", key="objective")

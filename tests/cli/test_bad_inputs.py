@@ -404,6 +404,21 @@ def test_nothing_heavy_is_imported_before_a_run(words: list[str]) -> None:
     assert result.stdout.splitlines()[-1] == f"{expected} []"
 
 
+def test_statistics_are_looked_at_without_anything_heavy(tmp_path: Path) -> None:
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps({"action": {"mean": [0.0], "std": [1.0]}}))
+    words = ["train", "quickstart", "--dry-run", "~model", "model.type=pi05", "model.preset=tiny"]
+    result = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *words, f"model.statistics={file}"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "model.statistics = '" in result.stderr
+    assert "the statistics of actions have no q01 and q99, by which" in result.stderr
+    assert result.stdout.splitlines()[-1] == "2 []"
+
+
 def test_the_installed_command_returns_the_exit_code(tmp_path: Path) -> None:
     command = Path(sys.executable).with_name("rlinf")
     result = subprocess.run(

@@ -1,11 +1,15 @@
 """``rlinf record`` and ``rlinf check demonstrations``."""
 
+import re
+
 import numpy as np
 import pytest
 
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
-from rlinf.data.demonstrations import Demonstrations
+from rlinf.data.demonstrations import Demonstration, Demonstrations
+from rlinf.data.lerobot.writer import write_lerobot
+from rlinf.envs.base import instruction_bytes
 from rlinf.runners.record import recorded_seeds
 
 SHORT = ["env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20"]
@@ -71,8 +75,6 @@ def test_what_cannot_be_recorded_is_said(words, told, tmp_path, capsys):
 
 
 def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):
-    from rlinf.data.demonstrations import Demonstration
-
     broken = Demonstration(
         observations={"states": np.full((2, 3), np.nan, np.float32)},
         actions=np.zeros((2, 2), np.float32),
@@ -125,6 +127,26 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
         assert "exists and is something else; give a new file" in capsys.readouterr().err
         assert kept.read_bytes() == before
     assert main(["data", "show", str(tmp_path)]) == 2
+
+
+def test_every_task_of_an_episode_is_shown(tmp_path, capsys):
+    told = ["go left"] * 3 + ["go right"] * 2
+    episode = Demonstration(
+        observations={"instruction": np.stack([instruction_bytes(text) for text in told])},
+        actions=np.zeros((5, 2), np.float32),
+        rewards=np.zeros(5, np.float32),
+        seed=0,
+        success=True,
+    )
+    found = Demonstrations.of([episode, episode], {"spec": {}})
+    found.save(tmp_path / "rlinf")
+    pytest.importorskip("pyarrow")
+    write_lerobot(found, tmp_path / "lerobot", fps=10, pictures="image")
+    for kind in ("rlinf", "lerobot"):
+        assert main(["data", "show", str(tmp_path / kind)]) == 0
+        printed = capsys.readouterr().out
+        assert re.search(r"go left\W+2\b", printed), printed
+        assert re.search(r"go right\W+2\b", printed), printed
 
 
 def test_what_a_recipe_imitates_need_not_be_there_yet(tmp_path, capsys):

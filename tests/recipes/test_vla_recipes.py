@@ -14,6 +14,7 @@ from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
+from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.supervised import BehaviourCloningConfig
@@ -126,3 +127,17 @@ def test_small_policies_imitate_what_the_other_models_are_taught(name: str) -> N
     assert (config.model.type, config.objective, config.model.use_states) == (name, "model", False)
     assert config.env.train.adapter_options == other.env.train.adapter_options
     assert config.evaluation.episodes == 100
+
+
+@pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
+@pytest.mark.parametrize("name", ["act", "diffusion", "gr00t", "openvla_oft", "pi05"])
+def test_published_models_imitate_by_a_loss_of_their_own(name: str, objective: str) -> None:
+    with pytest.raises(ConfigError, match=rf"objective = .*{name} gives .*; nearest: model$"):
+        read_config(f"vla/drawer_close_{name}_sft", [f"objective={objective}"])
+
+
+def test_so_they_do_beside_another_loss() -> None:
+    shown = ["demonstrations={path: set}"]
+    with pytest.raises(ConfigError, match=r"demonstrations\.objective .*; nearest: model$"):
+        read_config("vla/drawer_close_pi05_ppo", shown)
+    read_config("vla/drawer_close_pi05_ppo", [*shown, "demonstrations.objective=model"])

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE
 from rlinf.models.config import REGISTRY
 from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.serving.chunks import RealTimeChunks
@@ -64,6 +67,36 @@ def test_what_is_no_number_is_refused_and_the_connection_stays(running: Running)
         with pytest.raises(ServerError, match="`prefix` holds what is no finite number"):
             client.infer(observation(0) | {"prefix": prefix, "prefix_weights": np.float32([1.0])})
         assert np.isfinite(client.infer(observation(0))["actions"]).all()
+
+
+@pytest.mark.parametrize("name", ["pi0", "pi05", "gr00t"])
+def test_a_prompt_that_is_too_long_is_refused_and_no_other(name: str) -> None:
+    shapes = {key: shape for key, shape in SPEC.observation_shapes.items() if key != "task_ids"}
+    spec = replace(
+        SPEC,
+        task_descriptions=(),
+        observation_shapes={**shapes, INSTRUCTION_KEY: INSTRUCTION_SHAPE},
+        observation_dtypes={**SPEC.observation_dtypes, INSTRUCTION_KEY: "uint8"},
+    )
+    config = REGISTRY.load(name)(
+        preset="tiny", num_action_chunks=4, horizon=4, denoising_steps=1, max_prompt_tokens=60
+    )
+    policy = config.build(spec, value_dim=0, seed=1).eval()
+    prompts = ["go left", "go " * 60, "go right"]
+    with (
+        serving(policy, spec=spec, wait=0.3) as running,
+        ThreadPoolExecutor(3) as pool,
+        running.connect() as first,
+        running.connect() as second,
+        running.connect() as third,
+    ):
+        clients = (first, second, third)
+        good, bad, other = (pool.submit(client.infer, observation(0) | {"prompt": prompt})
+                            for client, prompt in zip(clients, prompts, strict=True))  # fmt: skip
+        assert good.result(30)["actions"].shape == other.result(30)["actions"].shape == (4, 3)
+        with pytest.raises(ServerError, match=r"`prompt` makes \d+ tokens, .* legal: 60 or"):
+            bad.result(30)
+    assert str(running.server.latencies).startswith("2 answered, 1 refused, 0 failed")
 
 
 def test_what_is_committed_is_continued(policy: PI0Policy, running: Running) -> None:

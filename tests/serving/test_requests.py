@@ -11,7 +11,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_text
+from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_bytes, instruction_text
 from rlinf.errors import ConfigError
 from rlinf.serving.requests import RefusedRequestError, RequestReader
 from rlinf.serving.wire import WireError, pack, unpack
@@ -19,8 +19,15 @@ from rlinf.serving.wire import WireError, pack, unpack
 from .support import SPEC, TASKS, observation
 
 
+def few_words(text: str) -> None:
+    if len(text.split()) > 3:
+        raise RefusedRequestError("more than 3 words")
+
+
 def reader(spec=SPEC, keys=None, continues=False) -> RequestReader:
-    return RequestReader(spec, chunk=4, keys=keys or {}, continues=continues)
+    return RequestReader(
+        spec, chunk=4, keys=keys or {}, continues=continues, check_instruction=few_words
+    )
 
 
 def given(**changed: Any) -> dict[str, Any]:
@@ -204,5 +211,12 @@ def test_any_prompt_reaches_a_policy_that_reads_instructions() -> None:
     assert instruction_text(found) == "whatever comes"
     with pytest.raises(RefusedRequestError, match="has 300 bytes; legal: 256 or fewer"):
         reader(spec).read(row | {"prompt": "x" * 300})
-    with pytest.raises(RefusedRequestError, match="`instruction` is missing"):
+    with pytest.raises(RefusedRequestError, match="`prompt` is missing: what is to be done"):
         reader(spec).read(row)
+    for key, long in (("prompt", "a b c d"), ("instruction", instruction_bytes("a b c d"))):
+        with pytest.raises(RefusedRequestError, match="more than 3 words"):
+            reader(spec).read(row | {key: long})
+    with pytest.raises(RefusedRequestError, match="observation 1 of the batch: more than 3 words"):
+        reader(spec).read({"batch": [row | {"prompt": text} for text in ("a", "a b c d")]})
+    with pytest.raises(RefusedRequestError, match=r"`instruction` is no UTF-8 .*nearest: `prompt`"):
+        reader(spec).read(row | {"instruction": np.full(INSTRUCTION_SHAPE, 255, np.uint8)})

@@ -306,12 +306,12 @@ def test_stop_while_busy_answers_what_waits_and_refuses_the_rest(policy: Policy)
 
 
 class Failing(Slow):
-    """Fails where the first state is above 1, so that the next row may be right again."""
+    """Fails where a first state is large, so that the next row may be right again."""
 
     def sample(self, observations: Any, noise: Any) -> ActionSample:
-        if observations["states"][0, 0] > 1e3:
+        found = super().sample(observations, noise)
+        if (observations["states"][:, 0] > 1e3).any():
             raise RuntimeError("out of\nmemory")
-        found = self.policy.sample(observations, noise)
         spoilt = observations["states"][:, 0] < -1e3
         actions = torch.where(spoilt[:, None, None], torch.nan, found.actions)
         return ActionSample(actions, found.log_probs, found.forward_inputs)
@@ -320,6 +320,7 @@ class Failing(Slow):
 def test_a_failure_of_the_policy_is_told_and_passes(policy: Policy) -> None:
     bad = observation(0) | {"states": np.full(5, 1e4, np.float32)}
     failing: Any = Failing(policy)
+    failing.may_go.set()
     with serving(failing) as running, running.connect() as client:
         with pytest.raises(ServerError, match="the policy failed: RuntimeError: out of memory"):
             client.infer(bad)
@@ -330,6 +331,30 @@ def test_a_failure_of_the_policy_is_told_and_passes(policy: Policy) -> None:
         assert running.server.latencies.counters["failed"] == 2
         with pytest.raises(ServerError, match="the policy gives no finite actions"):
             client.infer(observation(0) | {"states": np.full(5, -1e4, np.float32)})
+
+
+def test_only_the_request_that_fails_is_told_so(policy: Policy) -> None:
+    failing: Any = Failing(policy)
+    bad = observation(2) | {"states": np.full(5, 1e4, np.float32)}
+
+    def asking(running: Running, given: Any) -> np.ndarray:
+        with running.connect() as client:
+            return client.infer(given)["actions"]
+
+    with serving(failing, rows=8, wait=0.2) as running, ThreadPoolExecutor(4) as pool:
+        first = pool.submit(ask, running, 0)
+        assert failing.begun.wait(30)
+        others = [pool.submit(asking, running, each)
+                  for each in (observation(1), bad, observation(3))]  # fmt: skip
+        until(lambda: len(running.server._batcher._waiting) == 3)
+        failing.may_go.set()
+        assert first.result(30).shape == (4, 3)
+        np.testing.assert_array_equal(others[0].result(30), alone(policy, 1))
+        np.testing.assert_array_equal(others[2].result(30), alone(policy, 3))
+        with pytest.raises(ServerError, match="the policy failed: RuntimeError: out of memory"):
+            others[1].result(30)
+    assert failing.rows == [1, 3, 1, 1, 1]
+    assert str(running.server.latencies).startswith("3 answered, 0 refused, 1 failed")
 
 
 def test_new_weights_come_between_two_batches(policy: Policy) -> None:

@@ -36,7 +36,7 @@ from rlinf.data.lerobot.layout import (
     parquet,
 )
 from rlinf.data.vector_statistics import at_once, vector_statistics
-from rlinf.envs.base import INSTRUCTION_KEY, instruction_text
+from rlinf.envs.base import INSTRUCTION_KEY
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 
@@ -82,23 +82,14 @@ class _Writer:
         self._vectors: dict[str, str] = {}
         for key, array in found.observations.items():
             if key in (TASK_IDS, INSTRUCTION_KEY):
-                continue  # the text of the episode says it
+                continue  # the text of each row says it
             names = features_of(key, array.shape[1:])
             if not names[0].startswith(IMAGES):
                 self._vectors[names[0]] = key
             else:
                 for place, name in enumerate(names):
                     self._cameras[name] = partial(_camera, key, None if len(names) == 1 else place)
-        self._texts = [self._text(episode) for episode in found]
-        self._tasks = list(dict.fromkeys(self._texts))
-
-    def _text(self, episode: Demonstration) -> str:
-        """What was to be done in an episode, in words."""
-        if INSTRUCTION_KEY in episode.observations:
-            return instruction_text(episode.observations[INSTRUCTION_KEY][0])
-        known = self._found.source.get("spec", {}).get("task_descriptions") or [""]
-        number = int(episode.observations[TASK_IDS][0]) if TASK_IDS in episode.observations else 0
-        return str(known[number])
+        self._tasks, self._task_numbers = found.row_texts()
 
     def write(self) -> None:
         (self._root / "meta").mkdir(parents=True)
@@ -182,9 +173,10 @@ class _Writer:
     def _row(self, number: int, episode: Demonstration) -> dict[str, Any]:
         first = self._found.episodes[number].first
         statistics = self._statistics(episode)
+        tasks = dict.fromkeys(self._task_numbers[first:][: len(episode)].tolist())
         return {
             "episode_index": number,
-            "tasks": [self._texts[number]],
+            "tasks": [self._tasks[task] for task in tasks],
             "length": len(episode),
             "dataset_from_index": first,
             "dataset_to_index": first + len(episode),
@@ -207,7 +199,7 @@ class _Writer:
         said = {"index_columns": ["task"], "column_indexes": [], "columns": columns,
                 "creator": {"library": "pyarrow", "version": pa.__version__},
                 "pandas_version": "2.2.0"}  # fmt: skip
-        table = pa.table({"task_index": list(range(len(self._tasks))), "task": self._tasks})
+        table = pa.table({"task_index": list(range(len(self._tasks))), "task": list(self._tasks)})
         table = table.replace_schema_metadata({"pandas": json.dumps(said)})
         parquet().write_table(table, self._root / TASKS)
 
@@ -259,7 +251,7 @@ class _Writer:
             "frame_index": numbers,
             "episode_index": np.full(length, row["episode_index"]),
             "index": first + numbers,
-            "task_index": np.full(length, self._tasks.index(row["tasks"][0])),
+            "task_index": self._task_numbers[first:][:length],
         }
         return pa.table(columns)
 

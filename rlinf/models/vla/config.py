@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weights
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.config import ModelConfig, Width
 from rlinf.models.vla.conventions import ActionConventions
 
@@ -58,6 +58,7 @@ class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
     half_precision = True
+    only_imitates = True
     of_values = ("value_head", "detach_values")
     only_with: ClassVar = {"statistics_key": "statistics | path"}
 
@@ -168,13 +169,13 @@ class PublishedConfig(ModelConfig):
             return None
         if source == self.weights:  # a run keeps what it used, without keys and parts
             return statistics_files.read_statistics(source)
-        return self.statistics_in(source)
+        return statistics_files.read_statistics(source, **self.statistics_choice)
 
-    def statistics_in(self, source: Path) -> ModelStatistics:
-        """Statistics in a published directory or file."""
-        from rlinf.models.vla.statistics_files import read_statistics
-
-        return read_statistics(source, self.statistics_key)
+    @property
+    def statistics_choice(self) -> dict[str, Any]:
+        """Which of the statistics in a published directory or file hold: arguments of
+        :func:`~rlinf.models.vla.statistics_files.read_statistics`."""
+        return {"key": self.statistics_key}
 
     def header(self) -> dict[str, str]:
         """What a file of its weights says of it: the statistics, too."""
@@ -184,10 +185,15 @@ class PublishedConfig(ModelConfig):
 
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse actions that the statistics of the model were not taken of."""
-        found, method = self.read_statistics(), self.units["actions"]
-        if found is None or method is None:
-            return  # the units are those of the environment
-        found.actions.require(method, of="actions")
+        try:
+            with in_section("model"):
+                found, method = self.read_statistics(), self.units["actions"]
+                if found is None or method is None:
+                    return  # the units are those of the environment
+                found.actions.require(method, of="actions")
+        except ConfigError as error:
+            # It is no fault of the section that names the actions, whose key would be put before.
+            raise ConfigError(str(error)) from error
         places = self.conventions.dimensions or tuple(range(actions.shape[1]))
         if max(places) >= found.actions.dim:
             return  # they are of another robot, which the policy refuses by its environment
@@ -209,7 +215,20 @@ class PublishedConfig(ModelConfig):
             require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():
             raise ConfigError(f"there is no file {self.statistics}", key="statistics")
+        self._check_statistics()
         self._tell_of_other_statistics()
+
+    def _check_statistics(self) -> None:
+        """Refuse `statistics` without what actions are normalised by, before anything is started;
+        but for files of tensors, which are read with torch."""
+        if self.statistics is None or self.statistics.suffix == ".safetensors":
+            return
+        method = self.units["actions"]
+        if method is None:
+            return
+        from rlinf.models.vla.statistics_files import require_actions
+
+        require_actions(self.statistics, method, **self.statistics_choice)
 
     def _tell_of_other_statistics(self) -> None:
         """Warn where `statistics` are not those that `weights` were trained with."""

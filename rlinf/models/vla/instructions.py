@@ -110,6 +110,12 @@ class InstructionTable(torch.nn.Module):
         ids = torch.tensor([ids for ids, _ in found], device=self.ids.device)
         return ids, torch.tensor([mask for _, mask in found], device=self.ids.device)
 
+    def tokens_of(self, instruction: str) -> tuple[int, int]:
+        """How many tokens the prompt of an instruction has, and how many it may have. Whoever asks
+        may do so while another thread calls :meth:`forward`."""
+        prompt = instruction if self._free is None else self._free(instruction)
+        return len(self._encode(prompt)) + self._beside, self._limit
+
     def _within(self, text: str) -> list[int]:
         """Tokens of a prompt; ConfigError where there are too many."""
         ids = self._encode(text)

@@ -15,16 +15,10 @@ from torch import Tensor, nn
 
 from rlinf.envs.spec import refuse_foreign_actions
 from rlinf.errors import ConfigError
+from rlinf.models.vla.statistics_needs import NEEDS, require_numbers
 
 Method = Literal["mean_std", "quantiles", "bounds", "min_max"]
 Kind = Literal["states", "actions"]
-
-_NEEDS: Mapping[str, tuple[str, str]] = {
-    "mean_std": ("mean", "std"),
-    "quantiles": ("q01", "q99"),
-    "bounds": ("min", "max"),
-    "min_max": ("min", "max"),
-}
 
 
 @dataclass(frozen=True)
@@ -91,35 +85,13 @@ class Statistics:
 
     def allows(self, method: Method) -> bool:
         """Whether it knows what a method computes with."""
-        return all(getattr(self, name) is not None for name in _NEEDS[method])
+        return all(getattr(self, name) is not None for name in NEEDS[method])
 
     def require(self, method: Method, *, of: str, key: str = "statistics") -> None:
         """Refuse, by a ConfigError of ``key``, statistics ``of`` something that lack what a method
         computes with."""
-        missing = [name for name in _NEEDS[method] if getattr(self, name) is None]
-        if missing:
-            raise ConfigError(
-                f"the statistics of {of} have no {' and '.join(missing)}, by which the model is "
-                f"normalised, but {', '.join(self.given())}; nearest: those of the set itself, "
-                "with: rlinf data stats",
-                key=key,
-            )
-        first, second = (self.required(name) for name in _NEEDS[method])
-        for name, value in zip(_NEEDS[method], (first, second), strict=True):
-            if not bool(value.isfinite().all()):
-                place = int((~value.isfinite()).nonzero()[0])
-                raise ConfigError(
-                    f"the statistics of {of} hold {float(value[place])} as {name} of dimension "
-                    f"{place}; nearest: those of a set of finite numbers, with: rlinf data stats",
-                    key=key,
-                )
-        if not bool((second if method == "mean_std" else second - first).any()):
-            raise ConfigError(
-                f"the statistics of {of} are of numbers that never change: {_NEEDS[method][0]} "
-                f"and {_NEEDS[method][1]} leave no width in any dimension; nearest: those of the "
-                "recorded set, with: rlinf data stats",
-                key=key,
-            )
+        numbers = {name: value.cpu().numpy() for name, value in self.given().items()}
+        require_numbers(numbers, method, of=of, key=key)
 
     def check_recorded(
         self, actions: Tensor, places: Sequence[int], method: Method, *, key: str
@@ -141,7 +113,7 @@ class Statistics:
             ConfigError: Names the dimensions; and two that fit when they are swapped.
         """
         used = list(places)
-        first, second = (self.required(name)[used] for name in _NEEDS[method])
+        first, second = (self.required(name)[used] for name in NEEDS[method])
         low, high = (first - 3 * second, first + 3 * second) if method == "mean_std" else (
             first, second
         )  # fmt: skip
@@ -188,7 +160,7 @@ class Units(nn.Module):
 
     def __init__(self, statistics: Statistics, method: Method, *, epsilon: float = 1e-6) -> None:
         super().__init__()
-        first, second = (statistics.required(name) for name in _NEEDS[method])
+        first, second = (statistics.required(name) for name in NEEDS[method])
         offset, shift, still = first, torch.zeros_like(first), torch.zeros_like(first).bool()
         if method == "mean_std":
             factor = second + epsilon

@@ -14,25 +14,31 @@ lerobot   ``meta/stats.json``; of a model                              none
 groot     ``experiment_cfg/metadata.json``                             the embodiments
 ========= ============================================================ =========================
 
-and what a run wrote into the header of its ``policy.safetensors``.
+and what a run wrote into the header of its ``policy.safetensors``. Those of JSON are read without
+torch.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from torch import Tensor
 
 from rlinf.checkpoint.weights_file import STATISTICS, read_header
 from rlinf.config.nearest import did_you_mean
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
-from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics_needs import NEEDS, require_numbers
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from rlinf.models.vla.statistics import Method, ModelStatistics
 
 BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
@@ -63,7 +69,47 @@ def read_statistics(
     Raises:
         ConfigError: There are none, none of this key, or several and no key; or no such part.
     """
+    from rlinf.models.vla.statistics import ModelStatistics, Statistics
+
     path = path.expanduser()
+    key, values = _chosen(path, key)
+    with _readable(path, key):
+        actions, states = _vectors(values, action_parts, state_parts)
+        pictures = {
+            name.replace(".", "_"): Statistics.of(each)
+            for name, each in values.items()
+            if name.startswith(("observation.image", "observation_image")) and "mean" in each
+        }
+        of_states = None if states is None else Statistics.of(states)
+        return ModelStatistics(Statistics.of(actions), of_states, key, pictures)
+
+
+def require_actions(
+    path: Path,
+    method: Method,
+    key: str | None = None,
+    *,
+    action_parts: Sequence[str] | None = None,
+    state_parts: Sequence[str] | None = None,
+) -> None:
+    """Refuse a file of JSON whose statistics of actions lack what a method computes with, without
+    torch; the arguments are those of :func:`read_statistics`.
+
+    Raises:
+        ConfigError: As when it is read; of ``statistics`` where something is lacking.
+    """
+    path = path.expanduser()
+    key, values = _chosen(path, key)
+    with _readable(path, key), np.errstate(over="ignore"):
+        actions, _ = _vectors(values, action_parts, state_parts)
+        numbers = {name: np.asarray(actions[name], np.float32).reshape(-1)
+                   for pair in NEEDS.values() for name in pair
+                   if actions.get(name) is not None}  # fmt: skip
+        require_numbers(numbers, method, of="actions")
+
+
+def _chosen(path: Path, key: str | None) -> tuple[str, Mapping[str, Any]]:
+    """The set of statistics of a key, and the key."""
     sets = _sets(path)
     if not sets:
         raise ConfigError(
@@ -89,8 +135,14 @@ def read_statistics(
         raise ConfigError(
             f"{path} has no statistics of `{key}`; {did_you_mean(key, sets)}", key="statistics_key"
         )
+    return key, sets[key]
+
+
+@contextmanager
+def _readable(path: Path, key: str) -> Iterator[None]:
+    """ConfigError where what a file holds is not of the form of statistics."""
     try:
-        return _of_set(sets[key], key, action_parts, state_parts)
+        yield
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         raise ConfigError(f"{path}: the statistics of `{key}` cannot be read: {error}") from error
 
@@ -123,6 +175,8 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
 
 def _tensors(path: Path) -> Mapping[str, Any]:
     """What lerobot saves with a model: ``action.mean`` and the like."""
+    from safetensors.torch import load_file
+
     try:
         stored = load_file(path)
     except (OSError, SafetensorError) as error:
@@ -168,28 +222,24 @@ def _keyed(content: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     }
 
 
-def _of_set(
+def _vectors(
     values: Mapping[str, Any],
-    key: str,
     action_parts: Sequence[str] | None,
     state_parts: Sequence[str] | None,
-) -> ModelStatistics:
-    def vector(parts: Sequence[str] | None, of: str, *names: str) -> Statistics | None:
+) -> tuple[Mapping[str, Any], Mapping[str, Any] | None]:
+    """What a set says of actions and of states, as it is written."""
+
+    def vector(parts: Sequence[str] | None, of: str, *names: str) -> Mapping[str, Any] | None:
         for name in names:
             if values.get(name):
-                return Statistics.of(_joined(values[name], parts, of))
+                return _joined(values[name], parts, of)
         return None
 
     actions = vector(action_parts, "action", "action", "actions")
     if actions is None:
         raise ValueError("nothing is said of actions")
     states = ("state", "states", "observation.state", "observation_state", "proprio")
-    pictures = {
-        name.replace(".", "_"): Statistics.of(each)
-        for name, each in values.items()
-        if name.startswith(("observation.image", "observation_image")) and "mean" in each
-    }
-    return ModelStatistics(actions, vector(state_parts, "state", *states), key, pictures)
+    return actions, vector(state_parts, "state", *states)
 
 
 def _joined(values: Mapping[str, Any], wanted: Sequence[str] | None, of: str) -> Mapping[str, Any]:

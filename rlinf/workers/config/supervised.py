@@ -78,6 +78,19 @@ class CloningActorConfig(RowTrainerConfig):
     """Observations with their action chunks of one optimizer step, over all ranks."""
 
 
+def objective_problems(
+    model: ModelConfig, objective: str, *, key: str
+) -> Iterator[PydanticCustomError]:
+    """An objective, under ``key``, that a policy of this model does not have."""
+    if model.only_imitates and objective != "model":
+        yield illegal(
+            key,
+            f"a policy of type {model.type} gives recorded actions no log-prob and has no mode in "
+            "closed form, but a supervised loss of its own",
+            hint="nearest: model",
+        )
+
+
 class CoTrainingConfig(DemonstrationsConfig):
     """Recorded episodes that a policy goes on imitating while it is trained by what it does."""
 
@@ -256,6 +269,7 @@ class BehaviourCloningConfig(SupervisedRunConfig, EvaluatedConfig):
         if self.weight_sync != AutoConfig():
             why = "has no effect: who plays is given the weights of checkpoints"
             yield illegal("weight_sync.type", why, hint="leave the section out")
+        yield from objective_problems(self.model, self.objective, key="objective")
         yield from rank_problems(self.actor, self.world_size("actor"), "rows")
 
 

@@ -16,10 +16,11 @@ from rlinf.data.imitation import SetOptions
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.data.lerobot.set_check import check_lerobot_set
 from rlinf.data.lerobot.writer import write_lerobot
+from rlinf.envs.base import instruction_bytes
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 
-from .sets import recorded
+from .sets import SPEC, recorded
 
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -249,6 +250,31 @@ def test_each_row_has_the_text_of_its_step(written: Path, tmp_path: Path) -> Non
     spec = EnvSpec.from_json(found.source["spec"])
     taken = SetOptions().read(tmp_path / "set", spec)
     np.testing.assert_array_equal(taken.columns["task_ids"][[4, 5, 9, 13]], [0, 1, 1, 0])
+
+
+@pytest.mark.parametrize("key", ["task_ids", "instruction"])
+def test_what_is_to_be_done_is_written_for_each_row(key: str, tmp_path: Path) -> None:
+    """It changes within the first episode, as in a chain of tasks."""
+    whole, numbers = recorded(), np.array([1] * 5 + [0] * 4 + [1] * 4 + [0] * 7)
+    words = SPEC["task_descriptions"]
+    seen = {name: each for name, each in whole.observations.items() if name != "task_ids"}
+    told = np.stack([instruction_bytes(words[number]) for number in numbers])
+    changing = replace(whole, observations={**seen, key: numbers if key == "task_ids" else told})
+    write_lerobot(changing, tmp_path / "set", fps=20, pictures="image")
+    found = LeRobotSet(tmp_path / "set")
+    of_rows = [found.texts[number] for number in found.text_numbers]
+    assert of_rows == [words[number] for number in numbers]
+    assert [each.texts for each in found.episodes] == [
+        (words[1], words[0]),
+        (words[1],),
+        (words[0],),
+    ]
+    shown = {**SPEC["observation_shapes"], "instruction": [256]}
+    types = {**SPEC["observation_dtypes"], "instruction": "uint8"}
+    spec = EnvSpec.from_json({**SPEC, "observation_shapes": shown, "observation_dtypes": types})
+    columns = SetOptions(only_successful=False).read(tmp_path / "set", spec).columns
+    np.testing.assert_array_equal(columns["task_ids"], numbers)
+    np.testing.assert_array_equal(columns["instruction"], told)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
@@ -266,6 +266,39 @@ def test_recorded_actions_are_held_against_the_statistics_of_the_model(
     config = REGISTRY.load(kind)(path=tmp_path, statistics=file)
     with pytest.raises(ConfigError, match=told) if told else nullcontext():
         config.check_recorded(actions.astype(np.float32), None, key="path")
+
+
+@pytest.mark.parametrize(
+    ("kind", "actions", "told"),
+    [
+        ("pi05", {"mean": [0.0] * 7, "std": [1.0] * 7},
+         "have no q01 and q99, by which the model is normalised, but mean, std"),
+        ("pi0", {"q01": [0.0] * 7, "q99": [1.0] * 7}, "have no mean and std, .* but q01, q99"),
+        ("gr00t", {"min": [1.0] * 7, "max": [1.0] * 7}, "never change: min and max leave no width"),
+        ("openvla", {"q01": [0.0, float("nan")], "q99": [1.0] * 2}, "hold nan as q01 of dimension"),
+        ("act", {"count": [9]}, "have no mean and std, by which the model is normalised, but noth"),
+    ],
+)  # fmt: skip
+def test_statistics_without_what_a_model_needs_are_refused_before_a_run(
+    kind: str, actions: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "stats.json"
+    file.write_text(json.dumps({"action": actions}))
+    config = REGISTRY.load(kind)(**TINY, statistics=file)
+    with pytest.raises(ConfigError, match=told) as caught:
+        config.check()
+    assert caught.value.key == "statistics"
+
+
+def test_lacking_statistics_of_recorded_actions_are_told_by_their_key(published: Path) -> None:
+    file = published / "norm_stats.json"
+    file.write_text(json.dumps({"norm_stats": {"actions": {"mean": [0.0] * 7, "std": [1.0] * 7}}}))
+    config = REGISTRY.load("pi05")(path=published)
+    with (
+        pytest.raises(ConfigError, match=r"^model\.statistics: .* no q01 and q99"),
+        in_section("data"),
+    ):
+        config.check_recorded(RAW, None, key="path")
 
 
 def test_conventions_come_before_the_statistics(tmp_path: Path) -> None:

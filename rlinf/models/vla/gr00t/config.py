@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -13,7 +12,7 @@ from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import Method, ModelStatistics
+    from rlinf.models.vla.statistics import Method
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -83,13 +82,10 @@ class GR00TConfig(FlowConfig):
         """As the section says."""
         return self.normalization
 
-    def statistics_in(self, source: Path) -> ModelStatistics:
+    @property
+    def statistics_choice(self) -> dict[str, Any]:
         """Those of the embodiment, of the named parts."""
-        from rlinf.models.vla.statistics_files import read_statistics
-
         key = self.statistics_key
         if key is None and self.statistics is None:
             key = self.embodiment
-        return read_statistics(
-            source, key, action_parts=self.action_parts, state_parts=self.state_parts
-        )
+        return {"key": key, "action_parts": self.action_parts, "state_parts": self.state_parts}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.checkpoint.weights_file import MODEL, require_weights
+from rlinf.checkpoint.weights_file import MODEL, STATISTICS, read_header, require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import Registry, load_attribute, load_component
@@ -90,6 +91,25 @@ class ModelConfig(StrictModel):
     def header(self) -> dict[str, str]:
         """What a file of its weights says of it beside the tensors, by name."""
         return {MODEL: self.type}
+
+    def check_teacher(self, weights: Path, *, key: str) -> None:
+        """Refuse, by a ConfigError of ``key``, weights of another type of model, or of one that
+        reads states and gives actions in other units: its judgement of actions would be of others.
+        """
+        require_weights(weights, key=key, model=self.type)
+        theirs, ours = read_header(weights), self.header()
+        if MODEL not in theirs:  # it says nothing of itself
+            return
+        found, own = (json.loads(each.get(STATISTICS, "null")) for each in (theirs, ours))
+        if found != own:
+            nearest = f"model.statistics: {weights}"
+            if found is None:
+                nearest = "a teacher that was trained with those of the model"
+            raise ConfigError(
+                f"{weights} was trained with other statistics than the model has, so that its "
+                f"numbers mean something else; nearest: {nearest}",
+                key=key,
+            )
 
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
         """Refuse, by a ConfigError of ``key``, recorded actions [N, A] with the states [N, D] they

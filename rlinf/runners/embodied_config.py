@@ -28,6 +28,13 @@ class EmbodiedConfig(ActingConfig):
     demonstrations: CoTrainingConfig | None = None
     """Recorded episodes that the policy goes on imitating; null: none."""
 
+    def check(self) -> None:
+        """Look also whether a teacher judges what the model does."""
+        super().check()
+        teacher = getattr(self.algorithm, "teacher", None)
+        if teacher is not None:
+            self.model.check_teacher(teacher, key="algorithm.teacher")
+
     @property
     def components(self) -> tuple[str, ...]:
         """Worker groups of the run."""

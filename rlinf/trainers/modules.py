@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from rlinf.checkpoint.weights import check_compatible
+from rlinf.checkpoint.weights_file import read_header
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.adapters import is_adapter, without_adapter
 from rlinf.models.policy import Policy, repeated_layers
-from rlinf.models.policy_weights import read_weights
+from rlinf.models.policy_weights import BASE, check_base, read_weights
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.scoring import ScoringModel
@@ -340,8 +341,8 @@ class Reference(KeptWeights):
             self._read(path)
 
     def _read(self, path: Path) -> None:
-        held = self._held
-        found = read_weights(path)
+        held, key = self._held, "algorithm.teacher"
+        found = read_weights(path, key=key)
         own = {name: tuple(each.shape) for name, each in held.named.items()} | held.buffers()
         policy = held.module
         if isinstance(policy, Policy):
@@ -349,10 +350,16 @@ class Reference(KeptWeights):
             values = {id(parameter) for parameter in policy.value_parameters()}
             absent = {n for n, p in held.named.items() if id(p) in values and n not in found}
             own = {name: each for name, each in own.items() if name not in absent}
+            left_over = {
+                n for n in found.keys() - own.keys() if n.split(".")[0] in policy.critic_parts
+            }
+            found = {name: each for name, each in found.items() if name not in left_over}
+            if any(name not in found for name, _ in policy.named_parameters()):
+                check_base(policy, read_header(path).get(BASE), source=str(path), key=key)
         try:
             check_compatible(own, found, source=str(path))
         except CheckpointError as error:
-            raise ConfigError(str(error), key="algorithm.teacher") from error
+            raise ConfigError(str(error), key=key) from error
         for name in held.named:  # on all ranks in the same order
             if name in found:
                 held.fill(name, self.weights, found[name])

@@ -260,10 +260,24 @@ def test_statistics_come_with_the_weights(tmp_path: Path, caplog: pytest.LogCapt
     assert bounds(taken) == bounds(named) != []
     assert taken._normalisation == named._normalisation
     assert not caplog.records
+
+    def judged(*overrides: str) -> None:
+        judge = f"algorithm={{type: distillation, teacher: {imitated}}}"
+        words = ["~algorithm", "~model.value_head", judge, *overrides]
+        loaded = load_recipe(str(write_recipe(tmp_path)), words)
+        validate(EmbodiedConfig, loaded.data, loaded).check()
+
+    judged(f"model.statistics={file}")
+    judged(f"model.statistics={imitated}")
     given["actions"]["q01"][0] = -0.5
     file.write_text(json.dumps({"norm_stats": given}))
     policy(f"model.statistics={file}")
     assert "was trained with other statistics than those of model.statistics" in caplog.text
+    for other in ([], [f"model.statistics={file}"]):
+        with pytest.raises(ConfigError, match="with other statistics than the model has") as caught:
+            judged(*other)
+        assert caught.value.key == "algorithm.teacher"
+        assert f"nearest: model.statistics: {imitated}" in str(caught.value)
 
 
 def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> None:

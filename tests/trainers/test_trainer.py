@@ -12,10 +12,14 @@ from rlinf.algorithms.config import DecoupledPPOConfig, DistillationConfig
 from rlinf.algorithms.supervised import Supervised, with_demonstrations
 from rlinf.checkpoint.weights import export_weights
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.config import MLPConfig
+from rlinf.models.adapters import adapt_policy
+from rlinf.models.config import REGISTRY, MLPConfig
+from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy_weights import travelling
 from rlinf.trainers.config import ActorConfig, LearningRateScheduleConfig, OptimizerConfig
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer, row_order
+from tests.models.vla.test_pi0_policy import SPEC
 
 SAMPLES = 64
 
@@ -352,6 +356,32 @@ def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path
         torch.testing.assert_close(rows.reference_log_probs, theirs, rtol=0, atol=1e-5)
         gaps.append(trainer.learn(trajectory, step)["actor/teacher_kl"])
     assert gaps[-1] < 0.5 * gaps[0]
+
+
+def test_a_teacher_may_have_values_that_its_student_has_not(env_spec, tmp_path):
+    sizes = {"hidden_sizes": (8, 8)}
+    teacher = MLPConfig(**sizes).build(env_spec, value_dim=1, seed=8)
+    path = export_weights(tmp_path / "policy.safetensors", teacher.state_dict())
+    algorithm = DistillationConfig(teacher=path).build(family="actions")
+    trainer_of(MLPConfig(**sizes).build(env_spec, value_dim=0, seed=9), algorithm)
+
+
+def test_adapters_of_a_teacher_have_the_base_of_the_student(tmp_path):
+    def adapted(seed):
+        config = REGISTRY.load("pi0")(preset="tiny", num_action_chunks=2, denoising_steps=2)
+        policy = config.build(SPEC, value_dim=0, seed=seed)
+        adapt_policy(policy, AdapterConfig(rank=2), seed=0)
+        return policy
+
+    teacher = adapted(0)
+    path = export_weights(
+        tmp_path / "policy.safetensors", travelling(teacher), metadata={"base": str(teacher.base)}
+    )
+    algorithm = DistillationConfig(teacher=path).build(family="actions")
+    trainer_of(adapted(0), algorithm)
+    with pytest.raises(ConfigError, match="was trained from other weights") as error:
+        trainer_of(adapted(3), algorithm)
+    assert error.value.key == "algorithm.teacher"
 
 
 def test_the_teacher_is_a_policy_of_this_kind(make_policy, env_spec, tmp_path):

@@ -12,7 +12,7 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.errors import PlacementError, SchedulerError
+from rlinf.scheduler.errors import ClusterConfigValueError, PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator
 from rlinf.scheduler.node import slot_cores
 from rlinf.scheduler.placement import (
@@ -22,7 +22,7 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.profiler import profiled_command
+from rlinf.scheduler.profiler import profiled_command, programs_of
 from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,
@@ -177,6 +177,13 @@ def _launch(  # noqa: PLR0917 - private
     interpreter = group.get_node_python_interpreter_path(node.node_rank) if group else None
     python = interpreter or sys.executable
     command = profiled_command(python, info.address.get_name(), cluster.config.profiling)
+    for program in programs_of(command) if cluster.config.runtime == "ray" else ():
+        if program in node.missing_programs:
+            raise ClusterConfigValueError(
+                f"worker {info.address.get_name()} is to be run by {program}, which node "
+                f"{node.node_rank} has not, or may not run; install it there, or change "
+                "python_interpreter_path of its node group or cluster.profiling"
+            )
     runtime, process = cluster.runtime, require_process()
     environment = worker_environment(
         placement,

@@ -118,7 +118,8 @@ class Messaging:
                     f"recv_tensor got a tensor of shape {tuple(received.shape)} and type "
                     f"{received.dtype} for one of {tuple(tensor.shape)} and {tensor.dtype}"
                 )
-            tensor.copy_(received)
+            # Into its memory, as collectives do: parameters are filled, and no graph goes on here.
+            tensor.detach().copy_(received.detach())
 
         if async_op:
             return work.then(fill)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from rlinf.scheduler.hardware import (
     HardwareResource,
     enumerate_hardware,
 )
+from rlinf.scheduler.profiler import profiled_command, programs_of
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,8 @@ class NodeInfo:
     """What it offers, by kind."""
     cpu_slots: tuple[tuple[int, ...], ...] = ()
     """Cores of each CPU slot, when its devices are CPU slots."""
+    missing_programs: tuple[str, ...] = ()
+    """Interpreters and profilers that its workers may be run by, and that it has not."""
 
     def get_hw_resource_count(self, hw_type: str | None) -> int:
         """Number of pieces of one kind of hardware."""
@@ -214,16 +218,23 @@ def probe_node(
     slots = config.cpu_devices_per_node
     cores = available_cores()
     interpreters = config.get_node_python_interpreter_path_by_rank(node_rank)
+    profiling = config.profiling
+    if profiling is not None:  # of whichever group
+        profiling = profiling.model_copy(update={"worker_groups": "all"})
+    python = interpreters[0] if interpreters else sys.executable
+    commands = [profiled_command(each, "", profiling) for each in {python, *interpreters}]
+    programs = {program for command in commands for program in programs_of(command)}
     return NodeInfo(
         node_labels=config.get_node_labels_by_rank(node_rank),
         node_rank=node_rank,
         ray_id=ray_id,
         node_ip=node_ip,
         num_cpus=len(cores),
-        python_interpreter_path=interpreters[0] if interpreters else sys.executable,
+        python_interpreter_path=python,
         default_env_vars=dict(os.environ if environment is None else environment),
         hardware_resources=enumerate_hardware(config.get_node_hw_configs_by_rank(node_rank), slots),
         cpu_slots=() if slots is None else divide_cores(cores, slots),
+        missing_programs=tuple(sorted(each for each in programs if shutil.which(each) is None)),
     )
 
 

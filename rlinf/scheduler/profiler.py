@@ -26,6 +26,13 @@ def profiled_command(python: str, worker_name: str, config: ProfilingConfig | No
     return shlex.join([*_COMMANDS[config.backend](report, config), python])
 
 
+def programs_of(command: str) -> set[str]:
+    """The programs that such a command runs: an interpreter, perhaps behind a profiler."""
+    words = shlex.split(command)
+    first = next(word for word in words[words[0] == "env" :] if "=" not in word)
+    return {first, words[-1]}
+
+
 def _nsight(report: Path, config: ProfilingConfig) -> list[str]:
     """Nsight Systems (``nsys profile``)."""
     options: dict[str, Any] = {"force-overwrite": "true"}

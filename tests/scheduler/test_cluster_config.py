@@ -234,6 +234,14 @@ def test_as_a_section_of_a_recipe_its_rules_are_pydantic_errors():
         ClusterConfig.model_validate({"component_placement": {"a": "0,0"}})
 
 
+def test_a_profiler_that_a_node_lacks_is_known(tmp_path, monkeypatch):
+    config = read(profiling={"backend": "nsight", "worker_groups": ["actor"]})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert probe_node(config, 0).missing_programs == ("nsys",)
+    (tmp_path / "nsys").touch(mode=0o755)
+    assert probe_node(config, 0).missing_programs == ()
+
+
 def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     monkeypatch.setenv(OVERSUBSCRIBE_VARIABLE, "1")
     config = read(node_groups=GROUPS, cpu_devices_per_node=3)
@@ -243,6 +251,8 @@ def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     assert view.get_node_info(0).accelerator_type is AcceleratorType.CPU_SLOT
     assert view.get_node_info(0).accelerator_model.startswith("CPU_SLOT:")
     assert view.get_node_info(0).python_interpreter_path == "/opt/a800/bin/python3"
+    assert view.get_node_info(0).missing_programs == ("/opt/a800/bin/python3",)
+    assert view.get_node_info(3).missing_programs == ()
     assert view.get_node_group("missing") is None
     assert view.get_node_group("node").hardware_type is None
     assert view.get_node_group("4090").hardware_resource_count == 1

@@ -4,6 +4,7 @@ import asyncio
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -382,6 +383,22 @@ def test_a_killed_driver_on_ray_leaves_no_shared_memory():
     script.communicate(timeout=120)
     assert script.wait() == -signal.SIGKILL
     until(lambda: set(shared_memory_directory().glob("rlinf-*")) <= before)
+
+
+def test_a_ray_that_a_command_started_is_found_while_it_answers(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    from rlinf.scheduler.runtime.ray_start import join_address
+
+    for name in ("RAY_ADDRESS", "RLINF_RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    assert join_address() is None
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        address = f"127.0.0.1:{head.getsockname()[1]}"
+        (tmp_path / "ray").mkdir()
+        (tmp_path / "ray" / "ray_current_cluster").write_text(address)
+        assert join_address() == address
+    assert join_address() is None  # it has ended, and its file is left
 
 
 @pytest.mark.parametrize(

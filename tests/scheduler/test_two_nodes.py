@@ -20,9 +20,23 @@ PROGRAM = """
     node = {"num_cpus": 1, "object_store_memory": 100 << 20}
     machines = RayCluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     machines.add_node(**node)
-    cluster = Cluster(cluster_cfg={"num_nodes": 2, "address": machines.address})
+    found = {}
+    code = "from rlinf.scheduler import Cluster; print(Cluster().num_nodes)"
+    environment = {**os.environ, "RAY_ADDRESS": machines.address}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True,
+                          text=True, check=True, timeout=100)
+    found["all nodes of a Ray without a cluster"] = done.stdout.split()[-1]
+    far = {"label": "far", "node_ranks": 1,
+           "env_configs": [{"node_ranks": 1, "python_interpreter_path": "/nowhere/python"}]}
+    cluster = Cluster(
+        cluster_cfg={"num_nodes": 2, "address": machines.address, "node_groups": [far]}
+    )
+    try:
+        Basic.create_group().launch(cluster, NodePlacementStrategy([0], "far"), "nowhere")
+    except ValueError as error:
+        found["interpreter"] = str(error)
     both = NodePlacementStrategy([0, 1])
-    found = {"nodes": cluster.num_nodes}
+    found["nodes"] = cluster.num_nodes
 
     talkers = Talker.create_group().launch(cluster, both, "talkers")
     values = [torch.ones(100_000), {"a": torch.zeros(3)}]
@@ -46,7 +60,7 @@ PROGRAM = """
     from rlinf.scheduler.worker import WorkerGroup
     from tests.scheduler.workers import Queuer
     Cluster()
-    assert WorkerGroup.from_group_name(Queuer, "queuers").world_size == 2
+    assert len(WorkerGroup.from_group_name(Queuer, "queuers").worker_info_list) == 2
     Channel.connect("near").put("from another process")
     '''
     code = "\\n".join(line.strip() for line in attached.splitlines())
@@ -76,7 +90,10 @@ def test_two_nodes():
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     streamed = [0.0, 1.0, 2.0, 3.0, 4.0]
-    assert json.loads(line) == {
+    found = json.loads(line)
+    assert "by /nowhere/python, which node 1 has not" in found.pop("interpreter")
+    assert found == {
+        "all nodes of a Ray without a cluster": "2",
         "nodes": 2,
         "round trip": True,
         "broadcast": True,

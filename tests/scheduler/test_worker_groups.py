@@ -1,6 +1,7 @@
 """Launching groups, calling their methods, and what comes back."""
 
 import asyncio
+import errno
 import gc
 import subprocess
 import sys
@@ -234,6 +235,14 @@ def test_exceptions_keep_their_type_through_a_worker_between(shared, launch):
     assert caught.value.worker_name == "between:0"
     inner = "WorkerCallError: sharedBasic:0.fail raised KeyError: 'nothing'"
     assert f"between:0.fail_through raised {inner}" in str(caught.value)
+
+
+def test_an_error_of_a_file_says_which(shared):
+    with pytest.raises(FileNotFoundError) as caught:
+        shared(Basic).execute_on(0).fail("file").wait()
+    found = caught.value
+    assert (found.errno, found.strerror) == (errno.ENOENT, "not there")
+    assert (found.filename, found.filename2) == ("/from/here", "/to/there")
 
 
 def test_exit_in_a_method_is_an_error_of_the_call(shared):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import subprocess
@@ -127,6 +128,8 @@ class Basic(Impatient):
             raise Unpicklable("held")
         if kind == "package":
             raise MissingPackageError("nothing", "ray", "a test")
+        if kind == "file":
+            raise FileNotFoundError(errno.ENOENT, "not there", "/from/here", None, "/to/there")
         if kind == "exit":
             sys.exit(3)
         if kind == "noted":
@@ -288,11 +291,15 @@ class Talker(Member):
         import torch
 
         if self._rank == 0:
-            self.send_tensor(torch.arange(6.0).reshape(2, 3).T, group, rank)
+            sent = (
+                torch.arange(6.0, requires_grad=True) * 1.0
+            )  # takes part in gradients, as weights do
+            self.send_tensor(sent.reshape(2, 3).T, group, rank)
             return None
-        target = torch.zeros(3, 2)
+        target = torch.nn.Parameter(torch.zeros(3, 2))
         self.recv_tensor(target, group, rank)
-        return target
+        assert target.is_leaf
+        return target.detach()
 
     def mixed(self, group: str, rank: int) -> Any:
         import torch

@@ -165,7 +165,8 @@ def _both(
         error = type(original).__new__(kind, *original.args)
         error.__dict__.update(original.__dict__)
         if isinstance(original, OSError):
-            error.errno, error.strerror = original.errno, original.strerror
+            for name in ("errno", "strerror", "filename", "filename2"):
+                setattr(error, name, getattr(original, name))
         WorkerCallError.__init__(error, message, worker, method, trace)
     except (TypeError, AttributeError):  # not to be subclassed, or with a message of its own
         return WorkerCallError(message, worker, method, trace)

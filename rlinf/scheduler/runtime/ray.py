@@ -255,13 +255,16 @@ def attach_to_running() -> bool:
     if ATTACH_VARIABLE in os.environ:
         enter_from_environment()
         return True
-    if not ray.is_initialized():
+    joined = not ray.is_initialized()
+    if joined:
         address = join_address()
         if address is None:
             return False
         join(address)
     text = internal_kv._internal_kv_get(NAMESPACE.encode(), namespace=_KV_SPACE)
     if text is None:
+        if joined:  # who starts a cluster on it joins as its driver
+            ray.shutdown()
         return False
     entry = json.loads(text)
     rank = entry.pop("nodes")[ray.get_runtime_context().get_node_id()]

@@ -8,6 +8,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import stat
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from typing import Any
 import psutil
 import ray
 from ray._private import ray_constants, worker
+from ray._private.utils import read_ray_address
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -34,6 +36,7 @@ ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
 _left_behind = threading.Event()
 control_lost = threading.Event()
 """Set where the program is asked, by SIGTERM, to end because Ray's control process did."""
+_ANSWER_SECONDS = 2.0
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
@@ -43,7 +46,7 @@ def connect(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     _check_open_files()
-    address = config.address or os.environ.get("RAY_ADDRESS")
+    address = config.address or os.environ.get("RAY_ADDRESS") or _started_by_command()
     # What the driver can import its workers can import, too.
     extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
     common: dict[str, Any] = {
@@ -142,7 +145,24 @@ def leave(code: int = 1) -> None:
 
 def join_address() -> str | None:
     """Where the Ray cluster is that a process of this environment belongs to; None: nowhere."""
-    return os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS_VARIABLE)
+    named = os.environ.get("RAY_ADDRESS") or os.environ.get(ADDRESS_VARIABLE)
+    return named or _started_by_command()
+
+
+def _started_by_command() -> str | None:
+    """Address of a Ray that ``ray start`` has begun on this machine, and that answers.
+
+    Ray itself also finds those that programs have begun for themselves, which are not to be joined.
+    """
+    address: str | None = read_ray_address()
+    host, _, port = (address or "").rpartition(":")
+    if not (host and port.isdecimal()):
+        return None
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
+    except OSError:  # it has ended, and its file is left
+        return None
+    return address
 
 
 def join(address: str) -> None:

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -74,10 +74,7 @@ def reason(
     if kind in _BOUNDS:
         return _out_of_bounds(kind, value, context)
     if kind in _TYPES:
-        hint = _type_hint(kind, value)
-        if value is None:
-            hint = f"; it is empty{_default(_field(model_class, key, data))}"
-        return f"must be {_TYPES[kind]}{hint}"
+        return f"must be {_TYPES[kind]}{_of_type(kind, value, _field(model_class, key, data))}"
     message = str(context.get("error", details["msg"]))
     return message if kind in ("illegal", "value_error") else message[:1].lower() + message[1:]
 
@@ -100,6 +97,22 @@ def _field(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> F
     parent, _, name = key.rpartition(".")
     owner = section_class(model_class, parent, data)
     return None if owner is None else owner.model_fields.get(name)
+
+
+def _of_type(kind: str, value: Any, field: FieldInfo | None) -> str:
+    """What is said behind the type that a value should have."""
+    if value is None:
+        return f"; it is empty{_default(field)}"
+    count = _items(field.annotation) if field is not None and kind == "tuple_type" else 0
+    return f" of {count}{_default(field)}" if count > 1 else _type_hint(kind, value)
+
+
+def _items(annotation: Any) -> int:
+    """How many items a list of this type has; 0 where that is open, or it is no list."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is tuple:
+        return 0 if ... in inner else len(inner)
+    return max(map(_items, inner), default=0)
 
 
 def _default(field: FieldInfo | None) -> str:

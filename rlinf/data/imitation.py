@@ -164,9 +164,11 @@ class SetOptions(StrictModel):
     def check_set(self, path: Path) -> int:
         """Look for a set, and count the episodes in it that are learnt from; ConfigError."""
         path = path.expanduser()
-        with _of_path():
+        with _of_key("path"):
             if is_lerobot(path) and not is_recorded(path):
-                return len(self._chosen(path, _successes(LeRobotSet(path))))
+                theirs = LeRobotSet(path)
+                self._check_features(theirs)
+                return len(self._chosen(path, _successes(theirs)))
             found = Demonstrations.load(path)
         for key in ("observations", "actions"):
             if getattr(self, key) != SetOptions.model_fields[key].default:
@@ -180,7 +182,7 @@ class SetOptions(StrictModel):
     def read(self, path: Path, spec: EnvSpec, env: EnvConfig | None = None) -> Recorded:
         """The episodes, as an environment of this spec shows things; ConfigError."""
         path, steps, spec = path.expanduser(), spec.observation_steps, spec.of_present()
-        with _of_path():
+        with _of_key("path"):
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
                 _warn_of_other_options(path, found.source, env)
@@ -189,6 +191,7 @@ class SetOptions(StrictModel):
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
+                self._check_features(found)
                 texts = found.texts
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
@@ -261,6 +264,15 @@ class SetOptions(StrictModel):
         return columns, found.actions, recorded.control_rate
 
     # -- LeRobot sets ---------------------------------------------------------------------------
+
+    def _check_features(self, found: LeRobotSet) -> None:
+        """Refuse names that the set does not have."""
+        with _of_key("actions"):
+            found.vector_parts(self.actions)
+        for key, names in self.observations.items():
+            for name in (names,) if isinstance(names, str) else names:
+                with _of_key(f"observations.{key}"):
+                    found.feature(name)
 
     def _columns(self, found: LeRobotSet, spec: EnvSpec) -> dict[str, Column]:
         shown = spec.observation_shapes
@@ -414,14 +426,17 @@ def _with_earlier(
     }
 
 
-class _of_path:  # noqa: N801 - used as a function, as contextlib does
-    """Let a ConfigError without a key be one of ``path``."""
+class _of_key:  # noqa: N801 - used as a function, as contextlib does
+    """Let a ConfigError without a key be one of ``key``."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, ConfigError) and not error.key:
-            error.key = "path"
+            error.key = self._key
 
 
 def _refuse_not_finite(

@@ -101,8 +101,7 @@ def test_features_of_other_names_and_tasks_in_other_words(sets: Path) -> None:
             {"task_descriptions": ("open the windows", "sit")}, {},
             "no task `open the window`; did you mean `open the windows`",
         ),
-        ({}, {"observations": {"main_image": "a"}}, "did you mean `main_images`"),
-        ({}, {"actions": "actions"}, "did you mean `action`"),
+        ({}, {"observations": {"main_image": "action"}}, "did you mean `main_images`"),
         ({}, {"held_out": 2}, "2 of 2 episodes cannot be held out"),
         (
             {}, {"tasks": {"open the windows": "sit"}},
@@ -202,6 +201,11 @@ def test_another_frame_rate_may_be_meant(sets: Path) -> None:
         ({"path": "a", "sets": [{"path": "b"}]}, "both are given"),
         ({"sets": [{"path": "b"}], "limit": 2}, "write it as sets.0.limit"),
         ({"path": "a", "augmentation": {"crop": [0.5, 1.1]}}, "at most 1"),
+        (
+            {"path": "a", "augmentation": {"crop": 0.9}},
+            r"augmentation\.crop = 0\.9: must be a list of 2; the default is \[1\.0, 1\.0\]",
+        ),
+        ({"path": "a", "augmentation": {"crop": "0.9"}}, r"list of 2; .* \[1\.0, 1\.0\]"),
         ({"sets": [{"path": "b", "weight": 0.0}]}, "sets.0.weight = 0.0: must be > 0"),
         ({"path": "nowhere"}, "rlinf record"),
     ],
@@ -342,6 +346,13 @@ def test_where_no_set_is_the_nearest_ones_are_said(
         ("lerobot", {"held_out": 3}, "held_out: 3 of 2"),
         ("ours", {"observations": {"states": "a"}}, "observations: says what a LeRobot set calls"),
         ("ours", {"actions": "a"}, "actions: says what a LeRobot set calls"),
+        ("lerobot", {"actions": "actions"}, "actions: .* has no feature `actions`; did you mean"),
+        ("lerobot", {"actions": "observation.images.main"}, "actions: .* is no vector, but image"),
+        (
+            "lerobot",
+            {"observations": {"states": ["action", "observation.stat"]}},
+            "observations.states: .* has no feature `observation.stat`; did you mean",
+        ),
     ],
 )
 def test_what_cannot_be_learnt_of_a_set_is_said_before_an_environment_is_asked(

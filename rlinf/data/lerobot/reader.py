@@ -178,8 +178,8 @@ class LeRobotSet:
     def _read_tasks(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Numbers, ascending, and texts; the column of the texts is pandas' index, of whatever
         name."""
-        if not (self.directory / TASKS).exists():
-            return np.zeros(0, np.int64), ()
+        if not (self.directory / TASKS).exists() and self.info.get("total_tasks") == 0:
+            return np.zeros(0, np.int64), ()  # otherwise rows are of tasks that only it tells apart
         columns = parquet().read_table(regular_file(self.directory / TASKS)).to_pydict()
         numbers = columns.pop("task_index")
         (texts,) = columns.values()

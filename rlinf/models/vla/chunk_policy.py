@@ -95,7 +95,9 @@ class ChunkPolicy(VLAPolicy):
             units = config.units
         if found is None:
             known = bool(torch.isfinite(self.action_high - self.action_low).all())
-            return (ModelStatistics(self._box(config)) if known else None), {"actions": "bounds"}
+            low, high = self.model_box(config)
+            box = ModelStatistics(Statistics(min=low, max=high)) if known else None
+            return box, {"actions": "bounds"}
         found = self._prepared(found, config)
         told = self.state_dim > 0 and self._told_states
         found.check(
@@ -108,19 +110,6 @@ class ChunkPolicy(VLAPolicy):
         )
         found.require(units if told else {"actions": units["actions"]}, key="model.statistics")
         return found, units
-
-    def _box(self, config: Any) -> Statistics:
-        """The bounds of the environment's actions, in the dimensions that a model has for them;
-        ±1 in those that the environment lacks."""
-        low, high = self.action_low.clone(), self.action_high.clone()
-        used = config.conventions.dimensions
-        if used is None:
-            return Statistics(min=low, max=high)
-        ones = torch.ones(config.conventions.model_dim(self.action_dim))
-        places = torch.tensor(used)
-        return Statistics(
-            min=(-ones).index_copy(0, places, low), max=ones.index_copy(0, places, high)
-        )
 
     # -- units --------------------------------------------------------------------------------
 

@@ -45,7 +45,8 @@ class ActionConventions(StrictModel):
     """From a model's actions, un-normalised, to those of an env, and back."""
 
     dimensions: tuple[int, ...] | None = None
-    """The model's dimension for each of the env's; null: the first ones."""
+    """The model's dimension for each of the env's; null: the first ones. Where each dimension is a
+    token, those of the env in another order."""
     gripper: GripperConvention | None = None
     """The gripper; null: both speak of it alike."""
     delta_dimensions: tuple[int, ...] = ()

@@ -115,6 +115,16 @@ class VLAPolicy(Policy):
         """Actions [B, C, A] clipped to the box of the environment, float32."""
         return actions.float().clamp(self.action_low, self.action_high)
 
+    def model_box(self, config: PublishedConfig) -> tuple[Tensor, Tensor]:
+        """The bounds of the environment's actions, in the dimensions that a model has for them; ±1
+        in those that the environment lacks."""
+        low, high, used = self.action_low, self.action_high, config.conventions.dimensions
+        if used is None:
+            return low.clone(), high.clone()
+        ones = torch.ones(config.conventions.model_dim(self.action_dim))
+        places = torch.tensor(used)
+        return (-ones).index_copy(0, places, low), ones.index_copy(0, places, high)
+
     def value_parameters(self) -> Iterator[nn.Parameter]:
         """Parameters of the value head."""
         return iter(()) if self.value_head is None else self.value_head.parameters()

@@ -48,11 +48,46 @@ class TokenPolicy(VLAPolicy):
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._config = config
+        used = config.conventions.dimensions
+        self._places = slice(None) if used is None else list(used)
         with in_section("model.conventions"):
-            dim = self.action_dim
-            config.conventions.check_dimensions(dim, dim, self.state_dim)
-        self.statistics = _statistics(config, env_spec)
+            self._check_dimensions(config)
+        self.statistics = self._read_statistics(config)
         self.action_units = units_of(self.statistics.actions, config)
+
+    def _check_dimensions(self, config: TokenConfig) -> None:
+        dim, used = self.action_dim, config.conventions.dimensions
+        if used is not None and len(used) == dim and {*used} != {*range(dim)}:
+            raise ConfigError(
+                f"names {', '.join(map(str, used))}, and the model draws a token for each of the "
+                f"environment's {dim} dimensions and for no other; nearest: an order of 0 to "
+                f"{dim - 1}",
+                key="dimensions",
+            )
+        config.conventions.check_dimensions(dim, dim, self.state_dim)
+
+    def _read_statistics(self, config: TokenConfig) -> ModelStatistics:
+        found, told = config.read_statistics(), config.conventions
+        if found is not None:
+            own = self.action_dim in {found.actions.dim, found.actions.used}
+            found.check(
+                self.action_low.tolist(),
+                self.action_high.tolist(),
+                # An order of those that are drawn; what has more is refused by their number.
+                dimensions=told.dimensions if own else None,
+                otherwise=told.other_units,
+                key="model.statistics",
+            )
+            found.require({"actions": config.normalised_by}, key="model.normalization")
+            return found
+        low, high = self.model_box(config)
+        if not bool((low.isfinite() & high.isfinite()).all()):
+            raise ConfigError(
+                "the environment's actions have no bounds to divide into tokens; nearest: "
+                "statistics of recorded ones, with: rlinf data stats",
+                key="model.statistics",
+            )
+        return ModelStatistics(Statistics(q01=low, q99=high, min=low, max=high))
 
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
@@ -76,7 +111,7 @@ class TokenPolicy(VLAPolicy):
         tokens = tokens.view(-1, self.chunk, self.action_dim)
         return ActionSample(
             self._to_env(self.tokens.decode(tokens), observations),
-            log_probs.view_as(tokens),
+            self._in_env(log_probs.view_as(tokens)),
             {TOKENS: tokens, **settings},
             self.values_of(first),
         )
@@ -94,9 +129,9 @@ class TokenPolicy(VLAPolicy):
             kept=flat,
         )
         return ActionEvaluation(
-            chosen(log_probs, flat).view(tokens.shape),
+            self._in_env(chosen(log_probs, flat).view(tokens.shape)),
             self.values_of(hidden[:, 0]),
-            entropy(log_probs).view(tokens.shape),
+            self._in_env(entropy(log_probs).view(tokens.shape)),
         )
 
     @torch.no_grad()
@@ -110,7 +145,7 @@ class TokenPolicy(VLAPolicy):
         tokens = self.tokens.encode(values).flatten(1)
         hidden = self._read(*self._embedded(inputs), tokens)
         log_probs = torch.log_softmax(self.network.action_logits(hidden).float(), dim=-1)
-        return -chosen(log_probs, tokens).view(values.shape)
+        return self._in_env(-chosen(log_probs, tokens).view(values.shape))
 
     # -- what they differ in --------------------------------------------------------------------
 
@@ -137,6 +172,10 @@ class TokenPolicy(VLAPolicy):
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Embeddings and mask of the prompt of each row."""
 
+    def _in_env(self, x: Tensor) -> Tensor:
+        """[..., A] by dimension of the model, in the order of the environment."""
+        return x[..., self._places]
+
     def _to_env(self, values: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] from normalised units, into the box of the environment."""
         actions, conventions = self.action_units.unnormalize(values), self._config.conventions
@@ -144,8 +183,8 @@ class TokenPolicy(VLAPolicy):
 
     def _to_model(self, actions: Tensor, inputs: Mapping[str, Tensor]) -> Tensor:
         """[B, C, A] recorded actions in normalised units, in [-1, 1]."""
-        conventions, dim = self._config.conventions, self.statistics.actions.dim
-        given = conventions.to_model(actions.float(), dim, inputs.get("states"))
+        conventions = self._config.conventions
+        given = conventions.to_model(actions.float(), self.action_dim, inputs.get("states"))
         return self.action_units.normalize(given).clamp(-1.0, 1.0)
 
 
@@ -197,22 +236,3 @@ class OneByOne(TokenPolicy):
 def units_of(statistics: Statistics, config: TokenConfig) -> Units:
     """The units of the model, by the section's kind of normalisation."""
     return Units(statistics, config.normalised_by, epsilon=_EPSILON)
-
-
-def _statistics(config: TokenConfig, env_spec: EnvSpec) -> ModelStatistics:
-    found = config.read_statistics()
-    if found is not None:
-        found.check(env_spec.action_low, env_spec.action_high, key="model.statistics_key")
-        found.require({"actions": config.normalised_by}, key="model.normalization")
-        return found
-    low, high = (
-        torch.as_tensor(bound, dtype=torch.float32).expand(env_spec.action_dim).clone()
-        for bound in (env_spec.action_low, env_spec.action_high)
-    )
-    if not bool((low.isfinite() & high.isfinite()).all()):
-        raise ConfigError(
-            "the environment's actions have no bounds to divide into tokens; nearest: statistics "
-            "of recorded ones, with: rlinf data stats",
-            key="model.statistics",
-        )
-    return ModelStatistics(Statistics(q01=low, q99=high, min=low, max=high))

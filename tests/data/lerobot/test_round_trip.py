@@ -311,6 +311,17 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(written: Path, tmp_path: Pa
             LeRobotSet(target)
 
 
+def test_without_its_file_of_tasks_a_set_is_not_whole(written: Path, tmp_path: Path) -> None:
+    """Rows would be of the first text of their episode, whatever ``task_index`` they have."""
+    shutil.copytree(written / "image", tmp_path / "set")
+    (tmp_path / "set/meta/tasks.parquet").unlink()
+    with pytest.raises(ConfigError, match=r"no whole LeRobot set: .*tasks\.parquet.*copy it again"):
+        LeRobotSet(tmp_path / "set")
+    info = tmp_path / "set/meta/info.json"
+    info.write_text(json.dumps({**json.loads(info.read_text()), "total_tasks": 0}))
+    assert LeRobotSet(tmp_path / "set").texts == ("open the window", "close the window")
+
+
 def test_converted_sets_are_read_as_they_are(
     written: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -320,6 +320,64 @@ def test_a_tokenizer_without_actions_is_refused(directory):
         _published(directory)
 
 
+OWN = _spec(action_dim=3, action_low=(-1.0, -1.0, 0.0), action_high=(1.0, 1.0, 0.04),
+            task_descriptions=("Open the drawer",))  # fmt: skip
+STATED = {"actions": {"q01": [-0.9, -0.9, 0.0], "q99": [0.9, 0.9, 1.0]}}
+
+
+@pytest.mark.parametrize("kind", ["openvla", "openvla_oft", "qwen_vl"])
+def test_conventions_say_how_statistics_are_meant(kind, tmp_path):
+    file = tmp_path / "statistics.json"
+
+    def built(statistics=STATED, **conventions):
+        file.write_text(json.dumps(statistics))
+        given = {"preset": "tiny", "statistics": file, "conventions": conventions}
+        return REGISTRY.load(kind)(**given, num_action_chunks=CHUNK).build(OWN, value_dim=0)
+
+    gripper = {"dimension": 2, "model_range": [0, 1], "env_range": [0, 0.04]}
+    policy = built(gripper=gripper)
+    acted = policy._to_env(torch.tensor([[[1.0, -1.0, 1.0]]]), {})
+    assert torch.allclose(acted, torch.tensor([[[0.9, -0.9, 0.04]]]))
+    built(delta_dimensions=[2])
+    moved = {"actions": {"q01": [0.0, -0.9, -0.9], "q99": [0.04, 0.9, 0.9]}}
+    built(moved, dimensions=[1, 2, 0])
+    for given in ({}, {"gripper": gripper | {"dimension": 1}}):
+        with pytest.raises(ConfigError, match="action dimension 2 goes from 0 to 1") as caught:
+            built(**given)
+        assert caught.value.key == "model.statistics"
+    with pytest.raises(ConfigError, match=r"names 0, 1, 6, .* nearest: an order of 0 to 2") as told:
+        built(dimensions=[0, 1, 6])
+    assert told.value.key == "model.conventions.dimensions"
+    wide = {"actions": {"q01": [-0.9] * 7, "q99": [0.9] * 7}}
+    with pytest.raises(ConfigError, match="of 7 action dimensions, the environment takes 3"):
+        built(wide, dimensions=[2, 1, 0])
+
+
+@pytest.mark.parametrize("head", ["tokens", "regression"])
+def test_what_is_told_of_actions_is_in_the_order_of_the_environment(head):
+    order = [2, 0, 1]
+    policies = [
+        _build("openvla_oft", OWN, value_dim=0, head=head, conventions={"dimensions": used})
+        for used in (None, order)
+    ]
+    seen = {**_seen(), "task_ids": torch.zeros(3, dtype=torch.int64)}
+    actions = torch.rand(3, CHUNK, 3) * torch.tensor([1.0, 1.0, 0.04])
+    in_order = torch.empty_like(actions)
+    in_order[..., order] = actions
+    with torch.no_grad():
+        swapped = policies[1].imitation_errors({**seen, "raw_actions": actions})
+        policies[0].action_units = policies[1].action_units
+        plain = policies[0].imitation_errors({**seen, "raw_actions": in_order})
+    assert torch.allclose(swapped, plain[..., order])
+    if head == "tokens":
+        with torch.no_grad():
+            sample = policies[1].sample(seen, {"actions": torch.rand(3, CHUNK, 3)})
+            again = policies[1].evaluate_actions({**seen, **sample.forward_inputs})
+            errors = policies[1].imitation_errors({**seen, "raw_actions": sample.actions})
+        assert torch.allclose(sample.log_probs, again.log_probs, atol=1e-5)
+        assert torch.allclose(-errors, again.log_probs, atol=1e-5)
+
+
 def test_illegal_sections_are_refused():
     for given in ({"top_k": 300}, {"temperature": 0.0}, {"head": "regression", "top_k": 5}):
         with pytest.raises(ValidationError):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
@@ -271,7 +272,7 @@ def write_published(path: Path, kind: str) -> Path:
     shutil.copy(PARITY / kind / "model.safetensors", path)
     (path / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
     pieces = ["<bos>", "<unk>", *"0123456789", " ", ":", ",", ";", "\n", "close", "the", "drawer",
-              "Task", "State", "Action"]  # fmt: skip
+              "Task", "State", "Action", "-"]  # fmt: skip
     tokenizer = Tokenizer(WordLevel({p: n for n, p in enumerate(pieces)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = Split(Regex(r"\d|[A-Za-z]+|."), "isolated")
     tokenizer.save(str(path / "tokenizer.json"))
@@ -345,10 +346,13 @@ def test_another_type_is_refused(published: Path, kind: str) -> None:
 def test_the_state_is_told_as_written(published: Path, kind: str, tiny: bool) -> None:
     encoder = tiny_encoder() if tiny else published_encoder(published)
     prompts = StatePrompts(encoder, prompts=[state_head("close_the\ndrawer ")], limit=60, dim=3)
-    states = torch.tensor([[-1.0, 0.0, 1.0], [-3.0, 0.999, -0.99]])
+    states = torch.tensor([[-1.0, 0.0, 1.0], [-3.0, 0.999, -0.99], [-1.0001, 1.3, -1.3]])
     tokens, mask = prompts({"states": states}, states)
-    for row, numbers in enumerate(("0 128 255", "0 255 1")):
-        text = f"Task: close the drawer, State: {numbers};\nAction: "
+    # As openpi and lerobot write them.
+    bins = np.digitize(states.numpy(), np.linspace(-1, 1, 257)[:-1]) - 1
+    assert bins.tolist() == [[0, 128, 255], [-1, 255, 1], [-1, 255, -1]]
+    for row, numbers in enumerate(bins.tolist()):
+        text = f"Task: close the drawer, State: {' '.join(map(str, numbers))};\nAction: "
         assert tokens[row][mask[row]].tolist() == encoder[0](text)
 
 

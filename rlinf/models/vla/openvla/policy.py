@@ -122,7 +122,7 @@ class OpenVLAOFTPolicy(_OpenVLA):
             found = None if config.path is None else proprioception_of(config.path)
             dim = self.state_dim if found is None else found
             self._check_states(dim)
-        head = self.statistics.actions.dim if config.head == "regression" else None
+        head = self.action_dim if config.head == "regression" else None
         return Extras(head, dim, config.film)
 
     def _check_states(self, dim: int) -> None:
@@ -168,7 +168,8 @@ class OpenVLAOFTPolicy(_OpenVLA):
         if not self.regresses:
             return super().imitation_errors(inputs)
         values = self._to_model(inputs[RAW_ACTIONS], inputs)
-        return (self._regressed(self._read(*self._embedded(inputs), None)) - values).abs()
+        found = self._regressed(self._read(*self._embedded(inputs), None))
+        return self._in_env((found - values).abs())
 
     def trained_beside_adapters(self) -> Iterator[torch.nn.Parameter]:
         """The values, and parts that begin afresh."""

@@ -20,7 +20,7 @@ from rlinf.models.vla.instructions import (
 )
 
 _FIRST = "<bos>"
-_NUMBERS = 256  # of which a dimension of the state is one
+_NUMBERS = 256  # of which a dimension of the state is one; what is below them all is told as -1
 TINY_VOCABULARY = 512
 
 
@@ -32,7 +32,7 @@ def tiny_encoder() -> tuple[Encode, Encode]:
         return [
             1 + int(piece) if piece.isdigit() and int(piece) < _NUMBERS
             else hashed_words(piece, first=first, words=words)[0]
-            for piece in re.findall(r"\w+|[^\w\s]|\n", text)
+            for piece in re.findall(r"-1\b|\w+|[^\w\s]|\n", text)
         ]  # fmt: skip
 
     return encode, encode
@@ -88,7 +88,7 @@ class StatePrompts(nn.Module):
     ) -> None:
         super().__init__()
         begin, more = encoder
-        tail, pieces = ";\nAction: ", [more(f" {number}") for number in range(_NUMBERS)]
+        tail, pieces = ";\nAction: ", [more(f" {number}") for number in range(-1, _NUMBERS)]
         longest = max(map(len, pieces))
         told = len(more(tail)) + dim * longest
         if told >= limit:
@@ -101,8 +101,8 @@ class StatePrompts(nn.Module):
             prompts, begin, limit=limit, beside=told, padding=0, side="right", free=free
         )
         head = prompts[0] if free is None else state_head("open it")
-        example = [*begin(head), *pieces[7], *pieces[200], *more(tail)]
-        if begin(f"{head} 7 200{tail}") != example:
+        example = [*begin(head), *pieces[8], *pieces[0], *pieces[201], *more(tail)]
+        if begin(f"{head} 7 -1 200{tail}") != example:
             raise ConfigError(
                 "the tokenizer joins numbers to what is around them, PaliGemma's does not",
                 key="model.tokenizer",
@@ -116,8 +116,10 @@ class StatePrompts(nn.Module):
     def forward(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and mask, [B, L], with states [B, D] normalised to [−1, 1]."""
         ids, mask = self.heads(observations)
-        bins = ((states + 1.0) * (_NUMBERS / 2)).floor().clamp(0, _NUMBERS - 1).long()
-        tail = self.tail.expand(len(ids), -1)
-        tokens = torch.cat([ids, self.numbers[bins].flatten(1), tail], dim=1)
-        there = [mask, self.number_mask[bins].flatten(1), torch.ones_like(tail, dtype=torch.bool)]
+        # openpi and lerobot, whose models these are, tell what is below −1 apart, as −1, and not
+        # what is above 1; the first of the pieces is that −1.
+        bins = ((states + 1.0) * (_NUMBERS / 2)).floor().clamp(-1, _NUMBERS - 1).long()
+        places, tail = bins + 1, self.tail.expand(len(ids), -1)
+        tokens = torch.cat([ids, self.numbers[places].flatten(1), tail], dim=1)
+        there = [mask, self.number_mask[places].flatten(1), torch.ones_like(tail, dtype=torch.bool)]
         return tokens, torch.cat(there, dim=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 from pathlib import Path
@@ -235,6 +236,20 @@ def test_recorded_observations_without_a_number_are_refused(
     assert "has no episode 9; legal: 0 to 4" in " ".join(capsys.readouterr().err.split())
     others = ("data.episodes=[0,2,3]", "data.held_out=1")
     assert imitate(tmp_path, *others).joinpath("policy.safetensors").is_file()
+
+
+def test_what_a_model_gives_beyond_the_executed_actions_is_learnt(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And imitated beside rewards: a row has as many terms as the model gives actions."""
+    longer = imitate(tmp_path / "longer", "model.horizon=8", "runner.total_steps=2")
+    said = re.search(r"training: 16 rows, (\d+) terms", capsys.readouterr().out)
+    executed = 16 * 4 * 2
+    assert said is not None
+    assert executed < int(said[1]) <= 2 * executed
+    shown = f"demonstrations={{path: {longer.parent / 'episodes'}, objective: model}}"
+    run = train(tmp_path / "both", "model.horizon=8", shown, TWO_STEPS)
+    assert [np.isfinite(line["actor/imitation_loss"]) for line in metrics(run)] == [True, True]
 
 
 def test_statistics_come_with_the_weights(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -61,6 +61,11 @@ def told(error: BaseException) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split()) + (lines[-1] if lines else "")
 
 
+def sought(path: Path) -> str:
+    """A path as it was written, with the directory where a relative one was looked for."""
+    return str(path) if path.expanduser().is_absolute() else f"{path} in {Path.cwd()}"
+
+
 def install_command(extra: str) -> str:
     """The command that installs an extra for this interpreter, from the checkout if it is one."""
     root = Path(__file__).resolve().parents[1]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, sought
 
 POLICY_FILE = "policy.safetensors"
 """What a run leaves behind in its directory."""
@@ -37,7 +37,7 @@ def require_weights(path: Path, *, key: str, model: str | None = None) -> None:
         hint = f"nearest: {path / POLICY_FILE}" if (file / POLICY_FILE).is_file() else _HINT
         raise ConfigError(f"{path} is a directory; {hint}", key=key)
     if not file.is_file():
-        raise ConfigError(f"there is no file {path}; {_HINT}", key=key)
+        raise ConfigError(f"there is no file {sought(path)}; {_HINT}", key=key)
     try:
         with safe_open(file, "numpy") as content:
             written = (content.metadata() or {}).get(MODEL)

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.reference import check_reference, file_of, names_in_file
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, sought
 
 Names = TypeVar("Names")
 
@@ -46,8 +46,7 @@ class UserFunctionConfig(StrictModel):
         if (file := file_of(self.function)) is not None:
             file = file.expanduser()
             if not file.is_file():
-                looked_in = "" if file.is_absolute() else f" in {Path.cwd()}"
-                raise ConfigError(f"there is no file {file}{looked_in}", key="function")
+                raise ConfigError(f"there is no file {sought(file)}", key="function")
             names = _read(lambda: names_in_file(file, where))
             if names is not None and name not in names:
                 raise _no_function(where, name, names)

@@ -19,7 +19,7 @@ import numpy as np
 
 from rlinf.checkpoint.files import write_atomic
 from rlinf.data.estimates import PairedEstimate, difference
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, sought
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance as _Dataclass
@@ -190,7 +190,7 @@ def _read_json(path: Path | str, expected_format: str) -> dict[str, Any]:
     try:
         content = json.loads(Path(path).read_bytes())
     except FileNotFoundError as error:
-        raise ConfigError(f"there is no file {path}") from error
+        raise ConfigError(f"there is no file {sought(Path(path))}") from error
     except ValueError as error:
         raise ConfigError(f"{path} is no JSON file: {error}") from error
     if not isinstance(content, dict) or content.pop("format", None) != expected_format:

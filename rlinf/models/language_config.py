@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
-from rlinf.errors import ConfigError, MissingPackageError
+from rlinf.errors import ConfigError, MissingPackageError, sought
 
 
 class AdapterConfig(StrictModel):
@@ -186,7 +186,7 @@ class LanguageModelConfig(StrictModel):
         if self.path is None:
             return
         if not self.path.expanduser().is_dir():
-            raise ConfigError(f"{self.path} is not a directory on this machine", key="path")
+            raise ConfigError(f"there is no directory {sought(self.path)}", key="path")
         self._check_file("tokenizer_config.json", "tokenizer.json", what="tokenizer")
         if self.architecture is None:
             self._check_file("config.json", what="model configuration")

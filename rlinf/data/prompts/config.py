@@ -34,7 +34,7 @@ from rlinf.data.prompts.prompt_files import (
     read_prompts,
 )
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
-from rlinf.errors import ConfigError, in_section
+from rlinf.errors import ConfigError, in_section, sought
 
 Part = Literal["train", "validation"]
 LongPrompts = Literal["skip", "truncate", "refuse"]
@@ -54,7 +54,7 @@ def check_file(path: Path, key: str) -> None:
         siblings = {each.stem: each.name for each in found}
         close = nearest_names(path.stem, siblings, count=1)
         hint = f"did you mean `{siblings[close[0]]}`?" if close else "is the path right?"
-        raise ConfigError(f"there is no file {path}; {hint}", key=key)
+        raise ConfigError(f"there is no file {sought(path)}; {hint}", key=key)
     if path.suffix.lower() not in SUFFIXES:
         raise ConfigError(
             f"{path.name} is of no known kind; one of {', '.join(SUFFIXES)}, by the end of its "

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weights
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
-from rlinf.errors import ConfigError, in_section
+from rlinf.errors import ConfigError, in_section, sought
 from rlinf.models.config import ModelConfig, Width
 from rlinf.models.vla.conventions import ActionConventions
 
@@ -205,16 +205,18 @@ class PublishedConfig(ModelConfig):
         if self.path is not None and not (self.path.expanduser() / "config.json").is_file():
             directory = self.path.expanduser()
             found = "is a file" if directory.is_file() else "has no config.json"
-            found = found if directory.exists() else "does not exist"
+            found = f"{self.path} {found}"
+            if not directory.exists():
+                found = f"there is no directory {sought(self.path)}"
             raise ConfigError(
-                f"{self.path} {found}; nearest: the directory of a published model, or `weights` "
+                f"{found}; nearest: the directory of a published model, or `weights` "
                 "for the policy.safetensors of a run",
                 key="path",
             )
         if self.weights is not None:
             require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():
-            raise ConfigError(f"there is no file {self.statistics}", key="statistics")
+            raise ConfigError(f"there is no file {sought(self.statistics)}", key="statistics")
         self._check_statistics()
         self._tell_of_other_statistics()
 

@@ -126,7 +126,7 @@ CASES: dict[str, tuple[Any, str]] = {
     "both": (lambda d: {**TINY, "path": d}, "both are given of path and preset"),
     "a file as path": (lambda d: {"path": d / "model.safetensors"}, "is a file; nearest: the dir"),
     "a run's file as path": (lambda d: {"path": trained(d)}, "or `weights` for the policy"),
-    "no directory": (lambda d: {"path": d / "nothing"}, "nothing does not exist; nearest"),
+    "no directory": (lambda d: {"path": d / "nothing"}, r"no directory .*nothing; nearest"),
     "an empty directory": (lambda d: {"path": empty(d)}, "has no config.json; nearest"),
     "no such weights": (lambda d: {**TINY, "weights": d / "nothing"}, "there is no file"),
     "weights of another model": (

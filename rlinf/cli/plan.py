@@ -198,7 +198,7 @@ def _show_plan(
         say("\nalternatives:")
     for place, other in enumerate(found.alternatives[:_ALTERNATIVES], start=1):
         say(f"{place}. {_alternative(found, other)}")
-    show_simulation(config, task.flow(config), found.plan, profile, wanted, asked=asked)
+    show_simulation(config, task.flow(config), found, profile, wanted, asked=asked)
     if save is not None:
         try:
             found.plan.save(save)

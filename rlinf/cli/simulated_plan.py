@@ -13,9 +13,9 @@ from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
     from rlinf.flow.graph import Flow
-    from rlinf.flow.plan import Plan
     from rlinf.planner.cluster_shape import ClusterShape
     from rlinf.planner.profile import Profile
+    from rlinf.planner.search import Planned
     from rlinf.planner.simulation import DeviceGroup, LengthDistribution, Simulation
 
 LABEL = "SIMULATED"
@@ -51,14 +51,20 @@ def asked_for(
 
 
 def show_simulation(
-    config: Any, flow: Flow, plan: Plan, profile: Profile, cluster: ClusterShape, *, asked: Asked
+    config: Any,
+    flow: Flow,
+    planned: Planned,
+    profile: Profile,
+    cluster: ClusterShape,
+    *,
+    asked: Asked,
 ) -> None:
     """Simulate steps under a plan and say what they took; write their timeline if asked for."""
     from rlinf.planner.simulation import idle_shares
     from rlinf.planner.simulation.simulate import simulate_planned
 
     found = simulate_planned(
-        config, flow, plan, profile, cluster,
+        config, flow, planned, profile, cluster,
         steps=asked.steps, lengths=asked.lengths, timeline=asked.timeline is not None,
     )  # fmt: skip
     low, middle, high = found.quantiles(0.1, 0.5, 0.9)
@@ -69,7 +75,7 @@ def show_simulation(
     )
     if asked.words:
         say(f"{LABEL} with answers of {asked.words}; generation takes what the profile says")
-    for group in idle_shares(found, plan, cluster):
+    for group in idle_shares(found, planned.plan, cluster):
         say(f"{LABEL} idle: {_idle(group)}")
     if asked.timeline is not None:
         _write(found, asked.timeline)

@@ -36,11 +36,16 @@ def nearest_divisors(total: int, wanted: int) -> list[int]:
     >>> nearest_divisors(800, 300)
     [200, 400]
     """
-    divisors = [number for number in range(1, total + 1) if total % number == 0]
-    if wanted in divisors:
+    return nearest_numbers([n for n in range(1, total + 1) if total % n == 0], wanted)
+
+
+def nearest_numbers(legal: Iterable[int], wanted: int) -> list[int]:
+    """Return the numbers of ``legal`` next to ``wanted``: itself, or one below and one above."""
+    numbers = sorted(legal)
+    if wanted in numbers:
         return [wanted]
-    below = [number for number in divisors if number < wanted]
-    return below[-1:] + divisors[len(below) : len(below) + 1]
+    below = [number for number in numbers if number < wanted]
+    return below[-1:] + numbers[len(below) : len(below) + 1]
 
 
 def nearest_multiples(factor: int, wanted: int) -> list[int]:

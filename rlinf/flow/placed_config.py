@@ -208,6 +208,11 @@ class PlacedConfig(StrictModel):
         return cluster.cpu_devices_per_node is None and found > 0
 
     @property
+    def can_be_planned(self) -> bool:
+        """Whether the task says what planning must know."""
+        return type(self).planning is not PlacedConfig.planning
+
+    @property
     def planning(self) -> PlanningTraits:
         """What planning and profiling must know of the recipe.
 
@@ -250,6 +255,8 @@ class PlacedConfig(StrictModel):
         self._check_cluster()
         for problem in self.problems():
             raise problem
+        # Last: what the task itself says against a placement names the keys that cause it.
+        self._check_processes()
         return self
 
     def problems(self) -> Iterator[PydanticCustomError]:
@@ -327,6 +334,20 @@ class PlacedConfig(StrictModel):
                 why = f"{name} has {stages} sub-batches in flight in its loop"
                 why = why if stages > 1 else f"{name} is in no loop that has several"
                 raise illegal(key, why, hint=f"nearest: {stages}")
+
+    def _check_processes(self) -> None:
+        """Refuse numbers of processes that the task cannot run with, by what planning knows."""
+        if not self.can_be_planned:
+            return
+        constraints = self.planning.constraints
+        for name, part in self.plan.components.items():
+            near = constraints.of(name).nearest_processes(part.processes)
+            if part.processes not in near:
+                planned = isinstance(self.cluster.plan, Plan)
+                key = f"plan.components.{name}.processes" if planned else "component_placement"
+                why = f"places {part.processes} processes of {name}, which this task cannot run"
+                hint = f"nearest: {join_choices(near) or 'none'}"
+                raise illegal(f"cluster.{key}", why, hint=hint)
 
     def _check_residency(self) -> None:
         for name, value in self.residency().items():

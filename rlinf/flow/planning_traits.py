@@ -11,7 +11,12 @@ from pydantic import Field, model_validator
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.dump import to_data
-from rlinf.config.nearest import did_you_mean, join_choices, nearest_multiples
+from rlinf.config.nearest import (
+    did_you_mean,
+    join_choices,
+    nearest_multiples,
+    nearest_numbers,
+)
 from rlinf.config.ranges import device_span
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
@@ -56,6 +61,13 @@ class ComponentConstraint(StrictModel):
     def devices_per_replica(self) -> int:
         """Devices that work on the same items together."""
         return self.devices_per_process * self.processes_per_replica
+
+    def nearest_processes(self, count: int) -> list[int]:
+        """Legal numbers of processes next to ``count``: itself, or one below and one above."""
+        size = self.processes_per_replica
+        if not self.processes:
+            return nearest_multiples(size, count)
+        return nearest_numbers((n for n in self.processes if n % size == 0), count)
 
 
 _NO_LIMIT = ComponentConstraint()

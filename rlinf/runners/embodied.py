@@ -99,9 +99,8 @@ class Acting(PlayingTask[ActingT]):
             result = report.results(name)[0] if name in report.stages else None
             metrics.update(result if isinstance(result, dict) else {})
         episodes = [e for r in rollouts for e in r.episodes if e.valid]
-        if len(self.config.env.sections) > 1:
-            # Of different lengths, they end in another order on other workers: means would round.
-            episodes.sort(key=lambda episode: episode.episode_id)
+        # They end in another order on other workers: means would round in another way.
+        episodes.sort(key=lambda episode: episode.episode_id)
         self.counts.env_steps += sum(r.env_steps for r in rollouts)
         self.counts.episodes += len(episodes)
         faults = sum((r.faults + r.section_faults for r in rollouts), Counter[str]())

@@ -273,14 +273,10 @@ class Run:
 
     # -- another placement ----------------------------------------------------------------------
 
-    @property
-    def _plannable(self) -> bool:
-        return type(self._config).planning is not PlacedConfig.planning
-
     def _observer(self) -> Callable[[StepReport, float], None]:
         """What sees each step and its time: who seeks a faster placement, or else a profile."""
         config, path = self._config, self.directory.path
-        if not self._plannable:
+        if not config.can_be_planned:
             return lambda report, seconds: None
         from rlinf.planner.auto import step_observer
 
@@ -297,7 +293,7 @@ class Run:
 
     def _warm_up(self) -> None:
         """Let the next steps be the first ones of a measurement: their memory counts, not time."""
-        warm_up = warm_up_steps(self._config) if self._plannable else 0
+        warm_up = warm_up_steps(self._config) if self._config.can_be_planned else 0
         self._counts_from = self.state.step + warm_up
 
     def _switch(self, config: PlacedConfig) -> float:

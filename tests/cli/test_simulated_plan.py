@@ -99,6 +99,31 @@ def test_the_plan_is_played_on_a_cluster_of_several_nodes(
     assert end - begin == pytest.approx(3 * middle, rel=1e-3)
 
 
+def test_training_in_parts_is_played_as_it_was_planned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # A trainer that could begin with a half takes all where it takes turns: it costs less.
+    changes = ("actor.n_minibatches=2", "actor.shuffle=false")
+    config = reasoning_support.small_config(tmp_path, *changes)
+    assert config.planning.constraints.granularities == (8,)
+    actor = ComponentProfile(
+        measurements=tuple(
+            Measurement(items=items, devices=1, seconds=seconds, origin="a test")
+            for items, seconds in ((8, 1.5), (16, 2.0))
+        )
+    )
+    others = {"rollout": measured(4.0, 16), "reward": measured(1e-6, 16)}
+    profile = kept_profiles.fingerprints(config).profile({**others, "actor": actor})
+    profile.save(tmp_path / "profile.json")
+    words = ["plan", str(tmp_path / "small.yaml"), "--profile", str(tmp_path / "profile.json")]
+    assert main([*words, *changes, "--cluster", "1x1", "--lengths", "lognormal:6:0:12"]) == 0
+    printed = capsys.readouterr().out
+    predicted = re.search(r"^predicted step: ([\d.e+]+) s", printed, re.MULTILINE)
+    assert predicted is not None
+    _, middle, _ = simulated_step(printed)
+    assert middle == pytest.approx(float(predicted[1]), rel=1e-3)
+
+
 def test_lengths_of_answers_spread_the_step_around_what_was_planned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -116,7 +141,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
 
     flow = Reasoning.flow(config)
     found = find_plan(config, flow, profile, cluster=shape)
-    played = simulate_planned(config, flow, found.plan, profile, shape)
+    played = simulate_planned(config, flow, found, profile, shape)
     assert (low, middle, high) == pytest.approx(played.quantiles(0.1, 0.5, 0.9), rel=1e-3)
     assert middle == pytest.approx(found.seconds, rel=0.2)
 

@@ -60,6 +60,32 @@ def test_it_is_listed_explained_and_checked(capsys: pytest.CaptureFixture[str]) 
     assert "did you mean `pulls`?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["train", "dry run"])
+@pytest.mark.parametrize(
+    ("placed", "key"),
+    [
+        ("cluster.component_placement={player: 0-1, learner: 1}", "cluster.component_placement"),
+        ("cluster.plan=plan.yaml", "cluster.plan.components.player.processes"),
+    ],
+)
+def test_processes_that_its_planning_forbids_are_refused(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    placed: str,
+    key: str,
+    dry: tuple[str, ...],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("plan.yaml").write_text("components: {player: {devices: 0-1}, learner: {devices: '1'}}\n")
+    command = ["train", RECIPE, "cluster.cpu_devices_per_node=2", placed, *dry]
+    assert main(command) == 2
+    told = capsys.readouterr().err
+    assert key in told
+    assert "places 2 processes of player" in told
+    assert "nearest: 1" in told
+
+
 def test_a_step_that_asks_for_what_its_groups_have_not_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

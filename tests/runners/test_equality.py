@@ -57,6 +57,16 @@ def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
     assert_equal_runs(reference, run)
 
 
+@needs_two_cores
+def test_means_over_episodes_do_not_depend_on_who_played_them(tmp_path):
+    short = ("env.train.max_episode_steps=5", "runner.total_env_steps=512", *SPLIT)
+    one, two = (
+        train(tmp_path / name, *short, f"cluster.component_placement={PLACEMENTS[name]}")
+        for name in ("one device", "collocated")
+    )
+    assert_equal_runs(one, two)
+
+
 # With pipeline stages and two actor ranks; the others take as long to start.
 ON_RAY = [
     name if name == "hybrid" else pytest.param(name, marks=pytest.mark.slow) for name in PLACEMENTS

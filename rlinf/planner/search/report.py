@@ -29,7 +29,8 @@ class Planned:
         shape: How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each
             other, ``&`` for side by side, such as ``(rollout | inference) ; train``.
         extended: Sizes and switches that were not measured, and what was assumed for them.
-        hand_overs: Items per hand-over of each node that streams, as the times assume it.
+        hand_overs: Items per hand-over of each node, as the times assume it: all of a step where it
+            does not stream.
         alternatives: The next best placements.
     """
 
@@ -66,9 +67,7 @@ def write_plan(problem: Problem, tree: Tree) -> Planned:
         shape=describe(tree),
         extended=(*_assumed_kinds(problem, tree), *_extended(problem, tree)),
         hand_overs={
-            node_tree.placement.node: node_tree.granularity
-            for node_tree in node_trees(tree)
-            if node_tree.granularity < problem.constraints.items
+            node_tree.placement.node: node_tree.granularity for node_tree in node_trees(tree)
         },
     )
 

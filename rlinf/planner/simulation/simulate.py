@@ -31,6 +31,7 @@ from rlinf.planner.cluster_shape import ClusterShape
 from rlinf.planner.profile import Profile
 from rlinf.planner.search.formulas import Floats
 from rlinf.planner.search.problem import Problem, make_problem
+from rlinf.planner.search.report import Planned
 from rlinf.planner.simulation.answer_lengths import (
     ASSUMED_CORRELATION,
     ASSUMED_SIGMA,
@@ -227,7 +228,7 @@ def lengths_of(
 def simulate_planned(
     config: PlacedConfig,
     flow: Flow,
-    plan: Plan,
+    planned: Planned,
     profile: Profile,
     cluster: ClusterShape,
     *,
@@ -235,7 +236,7 @@ def simulate_planned(
     lengths: LengthDistribution | None = None,
     timeline: bool = False,
 ) -> Simulation:
-    """Play steps of a recipe under a plan as the planner found it.
+    """Play steps of a recipe under a plan as the planner found it, with its hand-overs.
 
     Where it generates text, generation takes in the median what the planner expects by the profile,
     and each step and engine differs from it by the lengths that it draws. Without ``lengths`` these
@@ -245,7 +246,7 @@ def simulate_planned(
         ConfigError: The lengths are not possible in the recipe, or the plan needs a size that was
             not measured.
     """
-    traits, constraints = config.planning, config.planning.constraints
+    traits, constraints, plan = config.planning, config.planning.constraints, planned.plan
     drawn = lengths_of(traits, lengths)
     models: dict[str, GenerationModel] = {}
     if traits.generation is not None and drawn is not None:
@@ -270,5 +271,7 @@ def simulate_planned(
             engines=part.processes,
             devices_per_engine=part.devices_per_process,
         )
-    conditions = Conditions(steps=steps, timeline=timeline, generation=models)
+    conditions = Conditions(
+        steps=steps, timeline=timeline, generation=models, hand_overs=planned.hand_overs
+    )
     return simulate(flow, plan, profile, cluster, constraints, conditions=conditions)

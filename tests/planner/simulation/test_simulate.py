@@ -117,6 +117,17 @@ def test_the_planner_promises_what_the_simulator_finds_in_simple_chains():
     assert compared > 14
 
 
+def test_nodes_that_take_turns_take_all_items_at_once_whatever_the_constraints_hand_over():
+    # Each hand-over costs a second: in halves it would be two more.
+    measured = profile(**{n: component(1.0, devices=(1,), fixed=1.0) for n in "ab"})
+    arguments = (chain("a", "b"), measured, cluster(1), Constraints(items=8, granularities=(4,)))
+    found = plan(*arguments)
+    flow, *others = arguments
+    conditions = Conditions(hand_overs=found.hand_overs)
+    simulated = simulate(flow, found.plan, *others, conditions=conditions)
+    assert simulated.seconds == found.seconds == pytest.approx(2 * (1 + 8))
+
+
 def test_every_unit_is_handed_on_once_and_in_time():
     rng = np.random.default_rng(1)
     for _ in range(20):

@@ -56,9 +56,11 @@ def _check_pictures(found: LeRobotSet) -> str:
 
 
 def _check_tasks(found: LeRobotSet) -> str:
-    lacking = [number for number, each in enumerate(found.episodes) if not each.text.strip()]
-    require(not lacking, f"episode {lacking[0] if lacking else ''} is of no task")
-    return f"{len({each.text for each in found.episodes})} in words"
+    told = np.array([bool(text.strip()) for text in found.texts])[found.text_numbers]
+    for number, each in enumerate(found.episodes):
+        own = told[each.first :][: each.length]
+        require(own.all(), f"step {int(np.argmin(own))} of episode {number} is of no task")
+    return f"{len({found.texts[number] for number in found.text_numbers.tolist()})} in words"
 
 
 def _check_success(found: LeRobotSet) -> str:

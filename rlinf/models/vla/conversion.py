@@ -13,7 +13,7 @@ from torch import Tensor
 
 from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import NameLayout, Translated, open_weights, translate
-from rlinf.models.vla.pi0.layouts import EMBEDDING
+from rlinf.models.vla.pi0.layouts import EMBEDDING, OF_PI05, PI0_ALONE
 from rlinf.models.vla.pi0.layouts import LAYOUTS as PI0_LAYOUTS
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
 
@@ -72,6 +72,12 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
                 key="path",
             )
     layout = family.layout(target)
+    if OF_PI05 in found.names and target in PI0_ALONE:
+        names = ", ".join(each.name for each in family.layouts if each.name not in PI0_ALONE)
+        raise ConfigError(
+            f"--to = '{target}' is a layout of a program that has no π₀.₅, which {source} holds; "
+            f"legal: {names}"
+        )
 
     def fill(name: str) -> Tensor:
         rows, columns = found.shape(EMBEDDING)[0], family.unused_width(found)

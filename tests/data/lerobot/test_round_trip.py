@@ -415,3 +415,20 @@ def test_a_set_is_checked_for_what_cannot_be_learnt_from(tmp_path: Path, picture
     assert told.keys() == {"numbers", "pictures", "success"}
     assert "first in step 2 of episode 1" in told["numbers"]
     assert "`observation.images.main` is black" in told["pictures"]
+
+
+def test_the_texts_of_all_rows_are_counted(written: Path, tmp_path: Path) -> None:
+    def told() -> str:
+        checked = check_lerobot_set(LeRobotSet(tmp_path / "set"))
+        return next(each.detail for each in checked if each.name == "tasks")
+
+    shutil.copytree(written / "image", tmp_path / "set")
+    tasks = tmp_path / "set/meta/tasks.parquet"
+    change_column(tmp_path / "set/meta/episodes/chunk-000/file-000.parquet", "tasks",
+                  lambda v: [[]] * len(v))  # fmt: skip
+    change_column(tmp_path / "set/data/chunk-000/file-000.parquet", "task_index",
+                  lambda v: [0, 0, 0, 1, *[0] * (len(v) - 4)])  # fmt: skip
+    assert told() == "2 in words"
+    table = parquet.read_table(tasks)
+    change_column(tasks, table.column_names[1], lambda v: [v[0], " "])
+    assert told() == "step 3 of episode 0 is of no task"

@@ -14,7 +14,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
 from rlinf.models.vla.conversion import convert
 from rlinf.models.vla.loading import NameLayout, load_published, open_weights, translate
-from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS
+from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, PI0_ALONE
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
 from tests.models.test_policies import env_spec
@@ -53,7 +53,19 @@ def load(kind: str, path: Path) -> PI0Network:
     return model
 
 
-@pytest.mark.parametrize("layout", PUBLISHED)
+@pytest.mark.parametrize("layout", PI0_ALONE)
+def test_no_file_is_written_for_programs_that_cannot_read_it(layout: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"no π₀\.₅, .*; legal: openpi, lerobot-0\.4, lerobot-0\.6"
+    ):
+        convert(PARITY / "pi05", layout)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layout"),
+    [(kind, layout) for kind in ("pi0", "pi05") for layout in PUBLISHED
+     if kind == "pi0" or layout not in PI0_ALONE],
+)  # fmt: skip
 def test_every_layout_loads_whole_and_comes_back_bit_for_bit(
     tmp_path: Path, kind: str, layout: str
 ) -> None:

@@ -6,6 +6,10 @@ from rlinf.models.vla.loading import NameLayout
 
 EMBEDDING, HEAD = "language.embed_tokens.weight", "language.lm_head.weight"
 EXPERT_HEAD = "expert.lm_head.weight"
+OF_PI05 = "time_mlp_in.weight"
+"""What π₀.₅ has and π₀ has not."""
+PI0_ALONE = ("lerobot-0.3", "transformers", "dexbotic")
+"""Layouts of programs that have π₀ and no π₀.₅."""
 
 _OWN_PARTS = tuple(
     (name, name)

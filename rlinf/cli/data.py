@@ -79,6 +79,17 @@ def stats(
     out: Annotated[
         Path | None, typer.Option(help="Write them to this file, as norm_stats.json of openpi.")
     ] = None,
+    deltas: Annotated[
+        str,
+        typer.Option(
+            metavar="DIMENSIONS",
+            help="Such as 0,1,2: dimensions that the model tells as distances from the state.",
+        ),
+    ] = "",
+    horizon: Annotated[
+        int | None,
+        typer.Option(min=1, help="With --deltas: how many actions the model gives at once."),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show the statistics of actions and states, with exact quantiles."""
@@ -87,9 +98,14 @@ def stats(
 
     if out is not None:
         check_file_writable(out, "--out", "norm_stats.json", b'"norm_stats"')
+    if bool(deltas) != (horizon is not None):
+        raise ConfigError(
+            "--deltas and --horizon go together: distances from a state are those of all actions "
+            "that the model gives at once there; nearest: both, as --deltas 0,1,2 --horizon 50"
+        )
     names = ("mean", "std", "min", "max", "q01", "q99")
     found = {}
-    for name, parts in _vectors(path.expanduser()).items():
+    for name, parts in _vectors(path.expanduser(), _dimensions(deltas), horizon or 1).items():
         try:
             found[name] = vector_statistics(parts)
         except ValueError as error:
@@ -108,18 +124,44 @@ def stats(
         )
 
 
-def _vectors(path: Path) -> dict[str, Parts]:
+def _dimensions(given: str) -> list[int]:
+    """Of an option, such as 0,1,2; ConfigError."""
+    numbers = [each.strip() for each in given.split(",")] if given else []
+    if not all(each.isdecimal() for each in numbers):
+        raise ConfigError(f"--deltas = '{given}': must be whole numbers from 0, such as 0,1,2")
+    return [int(each) for each in numbers]
+
+
+def _vectors(path: Path, deltas: Sequence[int], horizon: int) -> dict[str, Parts]:
     """Actions and, where there are some, states."""
+    import numpy as np
+
     from rlinf.data.demonstrations import Demonstrations
     from rlinf.data.lerobot.layout import ACTION, STATE, is_lerobot
     from rlinf.data.lerobot.reader import LeRobotSet
-    from rlinf.data.vector_statistics import at_once
+    from rlinf.data.vector_statistics import at_once, delta_parts
 
+    found: Demonstrations | LeRobotSet
     if is_lerobot(path):
-        recorded = LeRobotSet(path)
+        found = LeRobotSet(path)
         names = {"actions": ACTION, "state": STATE}
-        return {key: recorded.vector_parts(name) for key, name in names.items()
-                if name in recorded.features}  # fmt: skip
-    ours = Demonstrations.load(path)
-    arrays = {"actions": ours.actions, "state": ours.observations.get("states")}
-    return {key: at_once(array) for key, array in arrays.items() if array is not None}
+        vectors = {key: found.vector_parts(name) for key, name in names.items()
+                   if name in found.features}  # fmt: skip
+    else:
+        found = Demonstrations.load(path)
+        arrays = {"actions": found.actions, "state": found.observations.get("states")}
+        vectors = {key: at_once(array) for key, array in arrays.items() if array is not None}
+    if deltas:
+        actions, states = (
+            np.concatenate(list(vectors[key]())) if key in vectors else np.zeros((0, 0))
+            for key in ("actions", "state")
+        )
+        known = min(actions.shape[1], states.shape[1])
+        if max(deltas) >= known:
+            raise ConfigError(
+                f"--deltas names dimension {max(deltas)}; {path} has {known} that actions and "
+                "states share"
+            )
+        spans = [(each.first, each.length) for each in found.episodes]
+        vectors["actions"] = delta_parts(actions, states, spans, deltas, horizon)
+    return vectors

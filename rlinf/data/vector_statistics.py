@@ -6,7 +6,7 @@ passes over the data (radix selection).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -20,6 +20,36 @@ _BINS = 1 << 16
 def at_once(rows: np.ndarray) -> Parts:
     """Rows [N, D] that are all there."""
     return lambda: [rows]
+
+
+def delta_parts(
+    actions: np.ndarray,
+    states: np.ndarray,
+    spans: Sequence[tuple[int, int]],
+    dimensions: Sequence[int],
+    horizon: int,
+) -> Parts:
+    """What a model learns that tells some dimensions as distances from the state it sees.
+
+    Args:
+        actions: [N, A].
+        states: [N, S].
+        spans: First row and length of each episode, one behind the other.
+        dimensions: Of actions and states alike; in them the state of a row is taken from the action
+            of the row and from those that follow in its episode.
+        horizon: So many actions of each row count.
+    """
+    places = list(dimensions)
+    ends = np.repeat([first + length for first, length in spans], [length for _, length in spans])
+
+    def parts() -> Iterator[np.ndarray]:
+        for later in range(horizon):
+            rows = np.flatnonzero(np.arange(len(actions)) + later < ends)
+            found = actions[rows + later]
+            found[:, places] -= states[rows][:, places]
+            yield found
+
+    return parts
 
 
 def vector_statistics(parts: Parts) -> dict[str, np.ndarray]:

@@ -118,6 +118,18 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
         wanted = np.quantile(ours.actions, 0.99, axis=0)
         np.testing.assert_allclose(found.actions.q99, wanted, rtol=1e-5)
         assert found.states.dim == 39
+        file = str(tmp_path / f"{out.name}-deltas.json")
+        deltas = ["data", "stats", str(out), "--deltas", "0, 2", "--out", file]
+        assert main([*deltas, "--horizon", "1"]) == 0
+        moved = ours.actions - ours.observations["states"][:, :4] * [1, 0, 1, 0]
+        found = read_statistics(tmp_path / f"{out.name}-deltas.json")
+        np.testing.assert_allclose(found.actions.q99, np.quantile(moved, 0.99, axis=0), rtol=1e-4)
+        assert main(deltas) == 2
+        assert "--deltas and --horizon go together" in capsys.readouterr().err
+        assert main([*deltas[:4], "4", "--horizon", "1"]) == 2
+        assert "dimension 4; " in capsys.readouterr().err
+        assert main([*deltas[:4], "first", "--horizon", "1"]) == 2
+        assert "must be whole numbers from 0, such as 0,1,2" in capsys.readouterr().err
         # It replaces what it wrote, and nothing else.
         assert main(["data", "stats", str(out), "--out", str(out.with_suffix(".json"))]) == 0
         kept = next(each for each in out.rglob("*.json"))

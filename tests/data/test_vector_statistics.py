@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from rlinf.data.vector_statistics import QUANTILES, vector_statistics
+from rlinf.data.vector_statistics import QUANTILES, at_once, delta_parts, vector_statistics
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])
@@ -22,6 +22,25 @@ def test_they_are_those_of_the_whole(count: int) -> None:
     np.testing.assert_array_equal(found["min"], exact.min(0))
     np.testing.assert_array_equal(found["max"], exact.max(0))
     assert found["count"] == [count]
+
+
+def test_those_of_distances_from_the_state_are_of_each_chunk() -> None:
+    rng = np.random.default_rng(0)
+    actions, states = (rng.normal(size=(9, n)).astype(np.float32) for n in (3, 4))
+    spans = [(0, 5), (5, 1), (6, 3)]
+    wanted = [
+        actions[row + later] - states[row, :3] * [1, 0, 1]
+        for first, length in spans
+        for row in range(first, first + length)
+        for later in range(4)
+        if row + later < first + length
+    ]
+    before = actions.copy()
+    found = vector_statistics(delta_parts(actions, states, spans, [0, 2], 4))
+    expected = vector_statistics(at_once(np.array(wanted)))
+    for name, value in found.items():
+        np.testing.assert_allclose(value, expected[name], rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(actions, before)
 
 
 def test_what_has_no_statistics() -> None:

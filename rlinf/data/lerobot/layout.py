@@ -72,8 +72,11 @@ def is_lerobot(directory: Path) -> bool:
 
 
 def regular_file(path: Path) -> Path:
-    """The same path; OSError where there is something else than a file, whose reading may wait."""
-    if path.exists() and not path.is_file():
+    """The same path; OSError where there is nothing, or something else than a file, whose reading
+    may wait."""
+    if not path.exists():
+        raise FileNotFoundError(f"{path} is missing")
+    if not path.is_file():
         raise OSError(f"{path} is no file")
     return path
 

@@ -20,10 +20,11 @@ from rlinf.models.vla.conventions import ActionConventions
 
 if TYPE_CHECKING:
     import numpy as np
+    from torch import Tensor
 
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.policy import Policy
-    from rlinf.models.vla.statistics import Kind, Method, ModelStatistics
+    from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistics
 
 log = logging.getLogger(__name__)
 
@@ -199,6 +200,28 @@ class PublishedConfig(ModelConfig):
             return  # they are of another robot, which the policy refuses by its environment
         given = self.conventions.of_recorded(actions, found.actions.dim, states)
         found.actions.check_recorded(given, places, method, key=key)
+        if self.conventions.delta_dimensions and states is not None:
+            self._tell_of_absolute(found.actions, method, given, actions)
+
+    def _tell_of_absolute(
+        self, known: Statistics, method: Method, deltas: Tensor, actions: np.ndarray
+    ) -> None:
+        """Warn where the statistics of deltas are those of the recorded actions themselves."""
+        moved, used = self.conventions.delta_dimensions, self.conventions.dimensions
+        places = moved if used is None else [used[each] for each in moved]
+        absolute = self.conventions.model_copy(update={"delta_dimensions": ()})
+        recorded = absolute.of_recorded(actions, known.dim, None)
+        if known.may_be_of(recorded, places, method) and not known.may_be_of(
+            deltas, places, method
+        ):
+            log.warning(
+                "the statistics of the model, of %s, are those of the recorded actions themselves "
+                "in model.conventions.delta_dimensions, where the model gives distances from the "
+                "state, of another range. Nearest: model.statistics of "
+                "rlinf data stats SET --deltas %s --horizon H --out FILE, for the H actions that "
+                "the model gives at once",
+                self.statistics_source, ",".join(map(str, moved)),
+            )  # fmt: skip
 
     def check(self) -> None:
         """Look for what is named, before anything is read."""

@@ -51,7 +51,8 @@ class ActionConventions(StrictModel):
     """The gripper; null: both speak of it alike."""
     delta_dimensions: tuple[int, ...] = ()
     """Dimensions of the env in which the model says how far from the present state, of the same
-    dimension, and the env is told where."""
+    dimension, and the env is told where. Statistics are of these distances: rlinf data stats
+    --deltas."""
 
     def model_dim(self, action_dim: int) -> int:
         """D, the least that a model must give for an env with A actions."""

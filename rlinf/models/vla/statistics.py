@@ -10,6 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -128,6 +129,19 @@ class Statistics:
             known="the statistics of the model", beyond=1.0,
             hint="statistics of this set, as model.statistics, with: rlinf data stats",
         )  # fmt: skip
+
+    def may_be_of(self, actions: Tensor, places: Sequence[int], method: Method) -> bool:
+        """Whether what a method computes with is, in some dimensions, nearly that of actions
+        [N, D]: a fifth of the width apart, as some episodes may be held out or left out of them."""
+        own, used = actions.numpy()[:, places].astype(np.float64), list(places)
+        first, second = (self.required(name)[used].cpu().numpy() for name in NEEDS[method])
+        if method == "mean_std":
+            width, (low, high) = second, (own.mean(0), own.std(0))
+        else:
+            share = 0.01 if method == "quantiles" else 0.0
+            width, (low, high) = second - first, np.quantile(own, [share, 1 - share], axis=0)
+        off = np.maximum(abs(low - first), abs(high - second))
+        return bool((off <= 0.2 * width).all())
 
     def required(self, name: str) -> Tensor:
         """[D], what is known by this name; ValueError where it is not."""

@@ -315,7 +315,9 @@ def test_without_its_file_of_tasks_a_set_is_not_whole(written: Path, tmp_path: P
     """Rows would be of the first text of their episode, whatever ``task_index`` they have."""
     shutil.copytree(written / "image", tmp_path / "set")
     (tmp_path / "set/meta/tasks.parquet").unlink()
-    with pytest.raises(ConfigError, match=r"no whole LeRobot set: .*tasks\.parquet.*copy it again"):
+    with pytest.raises(
+        ConfigError, match=r"no whole LeRobot set: .*tasks\.parquet is missing; copy"
+    ):
         LeRobotSet(tmp_path / "set")
     info = tmp_path / "set/meta/info.json"
     info.write_text(json.dumps({**json.loads(info.read_text()), "total_tasks": 0}))

@@ -315,6 +315,32 @@ def test_conventions_come_before_the_statistics(tmp_path: Path) -> None:
         model(**given).check_recorded(actions, states, key="path")
 
 
+@pytest.mark.parametrize("kind", ["pi0", "pi05"])
+def test_statistics_of_the_actions_themselves_are_told_where_deltas_are_learnt(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    states = np.linspace(-5, 5, 200, dtype=np.float32)[:, None].repeat(7, axis=1)
+    actions = states + RAW / 10
+    told = {"delta_dimensions": tuple(range(6))}
+
+    def warned(recorded: np.ndarray, **conventions: Any) -> bool:
+        each = {"q01": np.quantile(recorded, 0.01, axis=0), "mean": recorded.mean(0),
+                "q99": np.quantile(recorded, 0.99, axis=0), "std": recorded.std(0)}  # fmt: skip
+        file = tmp_path / "stats.json"
+        file.write_text(json.dumps({"action": {name: v.tolist() for name, v in each.items()}}))
+        caplog.clear()
+        model = REGISTRY.load(kind)(**TINY, statistics=file, conventions=conventions)
+        model.check_recorded(actions, states, key="path")
+        return "rlinf data stats SET --deltas 0,1,2,3,4,5 --horizon H" in caplog.text
+
+    assert warned(actions, **told)
+    assert warned(1.05 * actions, **told)
+    assert not warned(actions)
+    deltas = np.concatenate([actions[:, :6] - states[:, :6], actions[:, 6:]], axis=1)
+    assert not warned(deltas, **told)
+    assert not warned(deltas * np.array([3.0] * 6 + [1.0]), **told)  # those of a chunk are wider
+
+
 @pytest.mark.parametrize("kind", ["openvla_oft", "pi05"])
 def test_pictures_with_colours_first_are_refused(kind: str) -> None:
     spec = replace(SPEC, observation_shapes={"states": (5,), "main_images": (3, 56, 56)})

@@ -9,6 +9,8 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 import rlinf
 
 ROOT = Path(rlinf.__file__).parents[1]
@@ -63,3 +65,11 @@ def test_a_worker_imports_what_the_driver_does(tmp_path: Path) -> None:
     folders = [Path(file).parent.name for file in driver]
     assert folders[1:5] == ["inserted", "program", "one", "two"]
     assert worker == driver
+
+
+@pytest.mark.slow
+def test_code_that_is_sent_is_what_workers_import(tmp_path: Path) -> None:
+    driver, worker = imported(tmp_path, RLINF_CODE_WORKING_DIR="auto")
+    assert Path(driver[0]).is_relative_to(ROOT)
+    assert "_ray_pkg_" in worker[0]
+    assert worker[1:] == driver[1:]

@@ -64,7 +64,11 @@ def connect(config: ClusterConfig) -> None:
     paths = [path for part in program_paths() for path in part]
     common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "WARNING"}
     if modules := _shipped_code():
-        common["runtime_env"] = {"py_modules": [modules]}
+        # Where the driver has the package itself is looked behind what is sent.
+        behind = [path for path in paths if Path(path, "rlinf").is_dir()]
+        paths = [path for path in paths if path not in behind]
+        variables = {"PYTHONPATH": os.pathsep.join(behind)} if behind else {}
+        common["runtime_env"] = {"py_modules": [modules], "env_vars": variables}
     common["job_config"] = _Job(paths)
     if address and address != "local":
         with (

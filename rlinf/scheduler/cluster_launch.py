@@ -27,6 +27,7 @@ from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,
     merge_path_variables,
+    program_paths,
     worker_environment,
 )
 from rlinf.scheduler.services.registry import GroupRecord
@@ -210,4 +211,5 @@ def _launch(  # noqa: PLR0917 - private
         traced=cluster.traced,
         configured=tuple(variables),
         import_paths=tuple(sys.path),
+        late_paths=program_paths()[1],
     )

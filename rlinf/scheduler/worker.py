@@ -32,9 +32,10 @@ logger = logging.getLogger("rlinf")
 
 
 class WorkerTimers:
-    """Timers of a worker; durations of a tag add up until they are popped."""
+    """Timers of a worker of a group; durations of a tag add up until they are popped."""
 
-    def __init__(self) -> None:
+    def __init__(self, group: str) -> None:
+        self.__group = group
         self.__durations: dict[str, float] = {}
         self.__durations_lock = threading.Lock()
 
@@ -45,7 +46,7 @@ class WorkerTimers:
         if tag is None:
             # Two frames up: contextlib's __enter__, then the caller.
             tag = sys._getframe(2).f_code.co_name
-        traced = Tracer.trace_span(tag, cat="timer") if trace else nullcontext()
+        traced = Tracer.trace_span(tag, cat=self.__group) if trace else nullcontext()
         with traced, profiled_range(tag):
             begin = time.perf_counter()
             try:
@@ -142,7 +143,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
                 "`create_group` and `launch`. A worker runs in a process of its own: use "
                 f"`{type(self).__name__}.create_group(...).launch(cluster, ...)`."
             )
-        WorkerTimers.__init__(self)
+        WorkerTimers.__init__(self, launch.info.address.root_group_name)
         Messaging.__init__(self)
         placement = launch.placement
         self._rlinf_launch = launch

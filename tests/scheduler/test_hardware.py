@@ -130,7 +130,7 @@ def test_ranges_are_marked_while_a_profiler_records(monkeypatch):
     seen = []
     for name in ("profiler.start", "profiler.stop", "nvtx.range_push", "nvtx.range_pop"):
         monkeypatch.setattr(f"torch.cuda.{name}", lambda *given, it=name: seen.append((it, *given)))
-    kind, timers = AcceleratorType.NV_GPU, WorkerTimers()
+    kind, timers = AcceleratorType.NV_GPU, WorkerTimers("group")
     for step in (None, 3):  # before, and while it records
         if step is not None:
             AcceleratorUtil.start_profiling(kind, step)

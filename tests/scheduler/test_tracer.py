@@ -77,5 +77,5 @@ def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
     events = [json.loads(line) for line in path.read_text().splitlines()]
     spans = [event for event in events if event["name"] == "inner"]
     assert [event["ph"] for event in spans] == ["B", "E"]
-    assert spans[0]["cat"] == "timer"
+    assert spans[0]["cat"] == "traced"
     assert {"name": "traced:0"} in [e.get("args") for e in events if e["ph"] == "M"]

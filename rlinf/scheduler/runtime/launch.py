@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import importlib
 import os
+import site
 import sys
+import sysconfig
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
@@ -55,11 +58,39 @@ class Launch:
     interpreter: str | None = None  # None for the driver's
     traced: bool = False
     import_paths: tuple[str, ...] = ()  # the driver's
+    late_paths: tuple[str, ...] = ()  # those of them that stand behind its interpreter's folders
 
     @property
     def name(self) -> str:
         """Name of the worker, ``group:rank``."""
         return self.info.address.get_name()
+
+
+def program_paths() -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Where this program imports from beside its interpreter's own folders: before these, and after
+    them, such as packages that are installed by a link."""
+    library = Path(sysconfig.get_path("stdlib"))
+    places = (*site.getsitepackages(), site.getusersitepackages())
+    own = [library, *map(Path, places), library.with_name(f"{library.name.replace('.', '')}.zip")]
+    # The working directory too, last: programs whose modules lie there rely on it with Ray.
+    paths = list(dict.fromkeys(os.path.abspath(path) for path in (*sys.path, os.curdir)))
+    place = paths.index(str(library)) if str(library) in paths else len(paths)
+    before, after = (
+        tuple(path for path in part if not any(Path(path).is_relative_to(each) for each in own))
+        for part in (paths[:place], paths[place:])
+    )
+    return before, after
+
+
+def order_paths(launch: Launch) -> None:
+    """Look for modules in the driver's order from now on.
+
+    Ray has put all folders of the driver's program first, so that the worker's class could be
+    imported; some of them belong behind the interpreter's own, which they could hide.
+    """
+    sys.path[:] = [path for path in sys.path if path not in launch.late_paths]
+    wanted = dict.fromkeys((*launch.import_paths, *launch.late_paths))
+    sys.path.extend(path for path in wanted if path not in sys.path)
 
 
 def worker_environment(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import cache, cached_property
@@ -26,7 +25,13 @@ from rlinf.scheduler.runtime.execution import (
     run_async_method,
     run_method,
 )
-from rlinf.scheduler.runtime.launch import PATH_VARIABLES, Arguments, Launch, apply_environment
+from rlinf.scheduler.runtime.launch import (
+    PATH_VARIABLES,
+    Arguments,
+    Launch,
+    apply_environment,
+    order_paths,
+)
 from rlinf.scheduler.runtime.local import has_async_methods
 from rlinf.scheduler.transport.endpoint import try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
@@ -236,7 +241,7 @@ def actor_class(worker_class: type) -> Any:
 def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     """Prepare the process, then build the user's worker in it."""
     apply_environment(launch.environment, launch.cores)
-    sys.path.extend(path for path in launch.import_paths if path not in sys.path)
+    order_paths(launch)
     process = enter_cluster(launch.membership)
     _set_up_logging()
     self._rlinf_start_error = None

@@ -29,6 +29,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, probe_node
+from rlinf.scheduler.runtime.launch import program_paths
 from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"
@@ -41,6 +42,21 @@ _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 
 
+class _Job(JobConfig):  # type: ignore[misc]
+    """A program whose workers import from where it does, in the same order.
+
+    Ray puts one path after the other before all others, and adds two that it chooses itself.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        super().__init__()
+        self._paths = paths
+
+    def _serialize(self) -> Any:
+        self._py_driver_sys_path = self._paths[::-1]
+        return super()._serialize()
+
+
 def connect(config: ClusterConfig) -> None:
     """Join the Ray cluster that was named, else start one."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -48,14 +64,15 @@ def connect(config: ClusterConfig) -> None:
     _check_open_files()
     address = config.address or os.environ.get("RAY_ADDRESS") or _started_by_command()
     # What the driver can import its workers can import, too.
-    extra = [path for path in sys.path if path and not path.startswith(sys.prefix)]
-    common: dict[str, Any] = {
-        "namespace": NAMESPACE,
-        "job_config": JobConfig(_py_driver_sys_path=extra),
-        "logging_level": "WARNING",
-    }
+    paths = [path for part in program_paths() for path in part]
+    common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "WARNING"}
     if modules := _shipped_code():
-        common["runtime_env"] = {"py_modules": [modules]}
+        # Where the driver has the package itself is looked behind what is sent.
+        behind = [path for path in paths if Path(path, "rlinf").is_dir()]
+        paths = [path for path in paths if path not in behind]
+        variables = {"PYTHONPATH": os.pathsep.join(behind)} if behind else {}
+        common["runtime_env"] = {"py_modules": [modules], "env_vars": variables}
+    common["job_config"] = _Job(paths)
     if address and address != "local":
         with (
             _explained(

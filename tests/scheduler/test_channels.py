@@ -267,6 +267,13 @@ def test_local_channel_stays_in_its_process(cluster):
         pickle.dumps(queue)
 
 
+def test_without_a_cluster_no_channel_is_created(monkeypatch):
+    monkeypatch.setattr("rlinf.scheduler.process._process", None)
+    for local in (False, True):
+        with pytest.raises(SchedulerUsageError, match=r"create one with Cluster\("):
+            Channel.create("too early", local=local)
+
+
 def test_a_closed_channel_wakes_its_waiters(channel):
     queue = channel()
     work = queue.get(async_op=True)

@@ -94,6 +94,7 @@ class Channel:
             raise SchedulerTypeError(
                 f"maxsize of channel '{name}' is a number of items, or 0 for any, got {maxsize!r}"
             )
+        process = require_process()  # which waits for a local channel, too
         if local:
             endpoint = Endpoint()
             ChannelService(endpoint)
@@ -101,7 +102,6 @@ class Channel:
             channel = cls(record, endpoint=endpoint)
             endpoint.request(endpoint.address, "channel.open", name, maxsize).result()
             return channel
-        process = require_process()
         hosts = _hosts(process, distributed, node_rank, host)
         wanted = ChannelRecord(name, maxsize, hosts, distributed)
         record, new = process.ask_driver("registry.add_channel", wanted)

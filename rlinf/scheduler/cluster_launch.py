@@ -56,6 +56,7 @@ def start_group(
     arguments: tuple[tuple[Any, ...], dict[str, Any]] = ((), {}),
     max_concurrency: int | None = None,
     isolate: bool = True,
+    catch_failure: bool | None = None,
     log: bool = True,
 ) -> StartedGroup:
     """Announce a group and start its workers, without waiting for them.
@@ -74,7 +75,7 @@ def start_group(
     master = _master(cluster, infos[0])
     log_directory = cluster.distributed_log_dir if log else None
     launches = [
-        _launch(cluster, incarnation, placement, info, master, log_directory)
+        _launch(cluster, incarnation, placement, info, master, catch_failure, log_directory)
         for placement, info in zip(placements, infos, strict=True)
     ]
     record = GroupRecord(
@@ -169,6 +170,7 @@ def _launch(  # noqa: PLR0917 - private
     placement: Placement,
     info: WorkerInfo,
     master: tuple[str, int],
+    catch_failure: bool | None,
     log_directory: str | None,
 ) -> Launch:
     node = cluster.get_node_info(placement.cluster_node_rank)
@@ -192,6 +194,7 @@ def _launch(  # noqa: PLR0917 - private
         master=master,
         namespace=runtime.namespace,
         one_machine=not runtime.network_ips,
+        catch_failure=catch_failure,
     )
     return Launch(
         incarnation=incarnation,

@@ -106,8 +106,8 @@ class WorkerGroup:
             max_concurrency: Calls of one worker that may run at the same time; None or 0 runs plain
                 methods one after another, and up to 1000 calls of a class with async methods.
             isolate_gpu: Whether a worker sees only its own devices.
-            catch_system_failure: Accepted for programs that pass it. A failing call is always
-                raised where it is waited for.
+            catch_system_failure: Accepted for programs that pass it, and told to the workers as
+                ``CATCH_SYSTEM_FAILURE``. A failing call is always raised where it is waited for.
             disable_distributed_log: Write no per-worker log files for this group.
 
         Raises:
@@ -128,6 +128,7 @@ class WorkerGroup:
             arguments=self._arguments,
             max_concurrency=max_concurrency or None,
             isolate=isolate_gpu,
+            catch_failure=catch_system_failure,
             log=not disable_distributed_log,
         )
         self._cluster = cluster

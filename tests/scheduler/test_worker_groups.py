@@ -380,6 +380,7 @@ def test_process_environment(launch, runtime):
         "NODE_RANK", "NODE_LOCAL_RANK", "NODE_LOCAL_WORLD_SIZE", "CLUSTER_NODE_RANK",
         "LOCAL_ACCELERATOR_RANK", "LOCAL_HARDWARE_RANKS", "NODE_GROUP_LABEL", "VISIBLE_DEVICES",
         "ISOLATE_ACCELERATOR", "ACCELERATOR_TYPE", "GROUP_NAME", "WORKER_NAME",
+        "CLUSTER_NAMESPACE", "CATCH_SYSTEM_FAILURE",
     )  # fmt: skip
     first, second = group.environment(*names).wait()
     assert all(value is not None for value in first.values())
@@ -387,6 +388,9 @@ def test_process_environment(launch, runtime):
     assert (second["LOCAL_RANK"], second["NODE_LOCAL_RANK"]) == ("0", "1")
     assert second["VISIBLE_DEVICES"] == second["LOCAL_HARDWARE_RANKS"] == "1"
     assert second["WORKER_NAME"] == "env:1"
+    assert second["CATCH_SYSTEM_FAILURE"] == "0"
+    catching = launch(Basic, 1, "catching", catch_system_failure=True)
+    assert catching.environment("CATCH_SYSTEM_FAILURE").wait() == [{"CATCH_SYSTEM_FAILURE": "1"}]
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == (
         second["MASTER_ADDR"],
         second["MASTER_PORT"],

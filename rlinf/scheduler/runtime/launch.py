@@ -100,9 +100,15 @@ def worker_environment(
     master: tuple[str, int],
     namespace: str,
     one_machine: bool,
+    catch_failure: bool | None = None,
 ) -> dict[str, str]:
-    """Variables that tell a worker's process, and the libraries in it, its place in the group."""
+    """Variables that tell a worker's process, and the libraries in it, its place in the group.
+
+    ``catch_failure`` is for programs that ask; None: as ``RLINF_CATCH_FAILURE`` says.
+    """
     isolated = placement.isolate_accelerator
+    if catch_failure is None:
+        catch_failure = os.environ.get("RLINF_CATCH_FAILURE", "0") == "1"
     environment = {
         "GROUP_NAME": info.address.root_group_name,
         "WORKER_NAME": info.address.get_name(),
@@ -124,6 +130,7 @@ def worker_environment(
         "LOCAL_HARDWARE_RANKS": ",".join(map(str, placement.local_hardware_ranks)),
         "NODE_GROUP_LABEL": placement.node_group_label,
         "CLUSTER_NAMESPACE": namespace,
+        "CATCH_SYSTEM_FAILURE": "1" if catch_failure else "0",
     }
     if extension := os.environ.get(EXTENSION_VARIABLE):
         environment[EXTENSION_VARIABLE] = extension

@@ -333,6 +333,26 @@ def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
     assert set(shared_memory_directory().glob("rlinf-*")) <= before
 
 
+ON_A_THREAD = """
+    import threading
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    thread = threading.Thread(target=lambda: Cluster(num_nodes=1))
+    thread.start()
+    thread.join()
+    group = Basic.create_group(1).launch(Cluster(), NodePlacementStrategy([0]), "later")
+    assert group.add(1).wait() == [(0, 2)]
+"""
+
+
+@pytest.mark.slow
+def test_a_cluster_outlives_the_thread_that_started_it():
+    script = Warm(["-c", textwrap.dedent(ON_A_THREAD)])
+    _, errors = script.communicate(timeout=200)
+    assert script.wait() == 0, errors
+
+
 def until(condition, seconds: float = 30.0) -> None:
     limit = time.monotonic() + seconds
     while not condition() and time.monotonic() < limit:

@@ -15,7 +15,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,14 +103,16 @@ def connect(config: ClusterConfig) -> None:
         "does without Ray: cluster.runtime=local. Ray's own logs are in "
         f"{place / 'session_latest' / 'logs'}"
     )
+    start = partial(
+        ray.init,
+        address="local",
+        include_dashboard=False,
+        object_store_memory=_OBJECT_STORE_BYTES,
+        _temp_dir=str(place),
+        **common,
+    )
     with on_loopback(), _explained("Ray did not start", busy), _keeping_signals():
-        ray.init(
-            address="local",
-            include_dashboard=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-            _temp_dir=str(place),
-            **common,
-        )
+        _on_lasting_thread(start)
     # For processes that this one starts, which a later `Cluster()` of theirs attaches to.
     os.environ[ADDRESS_VARIABLE] = ray.get_runtime_context().gcs_address
     # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
@@ -117,6 +121,26 @@ def connect(config: ClusterConfig) -> None:
         end = getattr(worker._global_node, name, None)
         if end is not None:
             end(check_alive=False)
+
+
+def _on_lasting_thread(start: Callable[[], object]) -> None:
+    """Start processes from a thread that lives as long as this process: the kernel ends those of
+    Ray with the thread that started them, not with its process."""
+    if threading.current_thread() is threading.main_thread():
+        start()
+        return
+    started: Future[object] = Future()
+
+    def run() -> None:
+        try:
+            started.set_result(start())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            started.set_exception(error)
+            return
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="rlinf-ray", daemon=True).start()
+    started.result()
 
 
 def control_process() -> int | None:

@@ -79,8 +79,8 @@ def connect(config: ClusterConfig) -> None:
         with (
             _explained(
                 f"no Ray cluster could be joined at {address}",
-                "start one there with `ray start --head`, or leave cluster.address and "
-                "RAY_ADDRESS out",
+                "start one there with `ray start --head`, or one of its own with "
+                "cluster.address=local",
             ),
             _keeping_signals(),
         ):

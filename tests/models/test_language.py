@@ -145,7 +145,7 @@ def test_an_end_token_outside_of_the_vocabulary_is_refused(name: str, saved: Pat
     [
         ("config.json", "no model configuration"),
         ("model.safetensors", "no weights: model.safetensors"),
-        ("", "not a directory"),
+        ("", "there is no directory"),
     ],
 )
 def test_missing_files_are_named(missing: str, message: str, saved: Path) -> None:

@@ -105,7 +105,10 @@ def test_a_published_set_is_imitated(
     (tmp_path / "config.json").write_text("{}")
     given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
              f"model.path={tmp_path}", f"model.tokenizer={tmp_path}",
-             "data.held_out=1"]  # fmt: skip
+             "data.held_out=1",
+             # As this set calls them, which is another than the one that the recipe is for.
+             "data.observations.main_images=observation.images.main",
+             "data.observations.wrist_images=observation.images.wrist_0"]  # fmt: skip
     name = f"vla/libero_spatial_{model}_sft"
     _, _, config = read_config(name, given)
     assert isinstance(config, BehaviourCloningConfig)

@@ -137,7 +137,7 @@ def test_of_groups_of_others_those_of_middling_length_wait() -> None:
     told = list(rollout._receive(GroupsToAdopt(tuple(giver.give(interrupted)))))
     assert [given_tokens(request) for request in engine.submitted] == [50, 0, 40, 3, 17, 3]
     assert [request.seed for request in engine.submitted] == [4, 2, 1, 5, 3, 0]
-    assert [emit.payload.bounds for emit in told] == [{0: 40, 1: 17, 2: 50}]
+    assert [emit.payload.bounds for emit in told] == [((0, 40), (1, 17), (2, 50))]
     assert sorted(mailbox[0].running) == [0, 3, 3, 17, 40, 50]
 
 

@@ -316,7 +316,7 @@ def test_ranks_of_a_language_model_agree(tmp_path: Path, monkeypatch: pytest.Mon
     run_recipe(recipe, tmp_path / "one")
     place = "{source: '0', actor: '0-1'}"
     placed = [f"cluster.component_placement={place}", "cluster.cpu_devices_per_node=2"]
-    run_recipe(recipe, tmp_path / "two", *placed, "cluster.runtime=ray", "actor.type=fsdp")
+    run_recipe(recipe, tmp_path / "two", *placed, "cluster.runtime=ray")
     for one, two in zip(metrics(tmp_path / "one"), metrics(tmp_path / "two"), strict=True):
         assert ("validation/loss" in one) == ("validation/loss" in two)
         for name in {"train/loss", "validation/loss"} & one.keys():

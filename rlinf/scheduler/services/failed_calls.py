@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from rlinf.errors import RLinfError
+from rlinf.errors import RLinfError, UserError
 from rlinf.scheduler.errors import WorkerCallError
 from rlinf.scheduler.services.diagnosis import Row, render
 
@@ -129,7 +129,10 @@ def _tell(call: _Call) -> None:
         try:
             call.reraise()
         except WorkerCallError as error:
-            log.error("a call that nobody waits for failed: %s", error)
+            original = getattr(error, "original", None)
+            # Of a mistake of the user no stack is told, whoever else has found it, too.
+            said = f"{call.worker}: {original}" if isinstance(original, UserError) else error
+            log.error("a call that nobody waits for failed: %s", said)
         except RLinfError:  # the cluster was shut down
             return
     call.told = True

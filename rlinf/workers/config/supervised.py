@@ -65,8 +65,6 @@ class ValidationLossConfig(StrictModel):
 class FineTuningActorConfig(PolicyTrainerConfig):
     """How a language model is trained on texts."""
 
-    type: Literal["fsdp"] = "fsdp"
-    """Ranks divide the model by FSDP2; one rank alone has a plain module."""
     global_batch_size: int = Field(default=64, ge=1)
     """Texts of one optimizer step, over all ranks."""
     optim: FineTuningOptimizerConfig = FineTuningOptimizerConfig()

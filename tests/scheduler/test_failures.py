@@ -353,6 +353,39 @@ def test_a_cluster_outlives_the_thread_that_started_it():
     assert script.wait() == 0, errors
 
 
+WAITING = """
+    import time
+    from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
+
+    class Sleeping(Worker):
+        def sleep(self):
+            time.sleep(100)
+
+    cluster = Cluster(num_nodes=1)
+    group = Sleeping.create_group().launch(cluster, NodePlacementStrategy([0]), "sleeping")
+    call = group.sleep()
+    try:
+        print("waiting", flush=True)
+        call.wait()
+    finally:
+        time.sleep(4)
+        print("tidied up", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_a_waiting_program_that_is_asked_to_end_does_so_in_its_own_time():
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(WAITING)], stdout=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdout is not None
+        assert any(line == "waiting\n" for line in program.stdout)
+        program.terminate()
+        said = program.stdout.read()
+    assert program.returncode == 128 + signal.SIGTERM
+    assert "tidied up" in said
+
+
 def until(condition, seconds: float = 30.0) -> None:
     limit = time.monotonic() + seconds
     while not condition() and time.monotonic() < limit:

@@ -174,7 +174,8 @@ def end_without_control() -> None:
 
 
 def leave(code: int = 1) -> None:
-    """End this process where its Ray can no longer be ended, after all other exit functions."""
+    """End this process where its Ray can no longer be ended, or a signal came, after all other exit
+    functions."""
     if not _left_behind.is_set():
         return
     atexit.unregister(leave)
@@ -225,9 +226,10 @@ def _check_open_files() -> None:
 
 @contextmanager
 def _keeping_signals() -> Iterator[None]:
-    """Leave SIGTERM to the program where it has a handler: Ray puts one that ends the process in
-    its place, from Python and from C++. Ray's own processes, which are of the same group, outlive a
-    terminal that hangs up, or the program could commit nothing: they inherit that it is ignored."""
+    """Leave SIGTERM to the program where it has a handler, else end it: Ray puts handlers in its
+    place, from Python and from C++, and the latter aborts what has not ended after three seconds.
+    Ray's own processes, which are of the same group, outlive a terminal that hangs up, or the
+    program could commit nothing: they inherit that it is ignored."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -237,8 +239,16 @@ def _keeping_signals() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if hangup is None else hangup)
-        if callable(before):
-            signal.signal(signal.SIGTERM, before)
+        default = before is None or before == signal.SIG_DFL
+        signal.signal(signal.SIGTERM, _exit_by_signal if default else before)
+
+
+def _exit_by_signal(number: int, frame: object) -> None:
+    """End the program, after its exit functions, with the status of what a signal ended: a wait in
+    Ray makes another one of what is raised here."""
+    _left_behind.set()
+    atexit.register(leave, 128 + number)
+    sys.exit(128 + number)
 
 
 @contextmanager

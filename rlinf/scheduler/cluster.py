@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import logging
 import os
 import warnings
 from collections.abc import Iterable, Mapping
@@ -19,6 +18,7 @@ from rlinf.scheduler.errors import (
 )
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
+from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.scheduler.services.registry import DriverServices
 
@@ -66,7 +66,7 @@ class Cluster(NodeTable, ClusterMembers):
     ) -> None:
         if self._ready:
             return
-        logging.getLogger("rlinf").setLevel(self.LOGGING_LEVEL)
+        show_log()
         self.distributed_log_dir = distributed_log_dir
         self._services: DriverServices | None = None
         try:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -419,6 +420,26 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
     printed = group.execute_on(2).start_child(CHILD).wait()
     assert printed == ["2 2\n"]
     assert group.execute_on(2).from_child().wait() == ["sharedBasic:2:1"]
+
+
+LOGGED = """
+import logging
+from rlinf.scheduler import Cluster, Worker
+Cluster(cluster_cfg={"runtime": "local"})
+Worker.logger.info("on the driver")
+logging.basicConfig(format="own: %(message)s")
+Worker.logger.info("by the program")
+"""
+
+
+def test_the_log_is_shown_on_the_driver():
+    environment = {**os.environ, "RLINF_LOG_LEVEL": "info"}
+    done = subprocess.run(
+        [sys.executable, "-c", LOGGED], env=environment, capture_output=True, text=True, check=True
+    )
+    first, second = done.stderr.splitlines()
+    assert first.endswith(" INFO on the driver")
+    assert second == "own: by the program"
 
 
 def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):

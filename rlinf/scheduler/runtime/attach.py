@@ -28,6 +28,7 @@ from rlinf.scheduler.transport.rendezvous import listen_at
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 ATTACH_VARIABLE = "RLINF_ATTACH"
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def enter_cluster(own: Membership) -> Process:
@@ -100,11 +101,23 @@ def adopt(worker: Any, launch: Launch) -> None:
                 process.mailbox.mark_dead(name, cause)
 
 
+def show_log() -> None:
+    """Let log lines of this process reach its standard error, from ``RLINF_LOG_LEVEL`` on: that of
+    a worker Ray shows on the driver. Where the program has a handler of its own, that one does."""
+    logger = logging.getLogger("rlinf")
+    logger.setLevel(os.environ.get("RLINF_LOG_LEVEL", "INFO").upper())
+    if not logger.hasHandlers():
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        handler.addFilter(lambda _: not logging.getLogger().handlers)  # set up later
+        logger.addHandler(handler)
+
+
 def _open_log(root: Path, launch: Launch) -> None:
     directory = root / "worker_logs" / launch.info.address.root_group_name
     directory.mkdir(parents=True, exist_ok=True)
     handler = logging.FileHandler(directory / f"rank_{launch.info.rank}.log")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     handler.addFilter(lambda record: _first_argument(record) == launch.name)
     handler.set_name(launch.name)
     logging.getLogger("rlinf").addHandler(handler)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -16,7 +14,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.process import require_process, set_launching
-from rlinf.scheduler.runtime.attach import enter_cluster
+from rlinf.scheduler.runtime.attach import enter_cluster, show_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
@@ -243,7 +241,7 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     apply_environment(launch.environment, launch.cores)
     order_paths(launch)
     process = enter_cluster(launch.membership)
-    _set_up_logging()
+    show_log()
     self._rlinf_start_error = None
     try:
         args, kwargs = process.decode(from_wire(arguments)[0])
@@ -252,16 +250,6 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
         check_built(self)
     except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
         self._rlinf_start_error = error
-
-
-def _set_up_logging() -> None:
-    """Let the worker's log lines reach its output, which Ray shows on the driver."""
-    logger = logging.getLogger("rlinf")
-    logger.setLevel(os.environ.get("RLINF_LOG_LEVEL", "INFO").upper())
-    if not logger.hasHandlers():
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-        logger.addHandler(handler)
 
 
 def _invoke(self: Any, call: bytes) -> bytes:

@@ -147,8 +147,8 @@ class ClusterConfig(StrictModel):
     runtime: Literal["local", "ray"] = "local"
     """``local`` runs each worker as a thread of this process; ``ray`` as processes on all nodes."""
     address: str | None = None
-    """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``; None: one that ``ray start`` began
-    on this machine, else one of its own, as does ``local``."""
+    """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``; None: that of ``ray start`` on this
+    machine, or else an own one, as ``local`` is."""
     cpu_devices_per_node: int | None = Field(default=None, ge=1)
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""
@@ -277,13 +277,26 @@ class ClusterConfig(StrictModel):
             if config.node_rank == node_rank
         ]
 
+    def counts_robots_of_node(self, node_rank: int) -> bool:
+        """Whether a node has as many robots as its environment names: of an empty declaration."""
+        declared = [group.hardware for group in self._groups_of(node_rank)]
+        return any(hardware is not None and not hardware.configs for hardware in declared)
+
     def get_node_python_interpreter_path_by_rank(self, node_rank: int) -> list[str]:
         """Interpreters that are configured for a node, in the order of the groups."""
         return [
             config.python_interpreter_path
+            for config in self.get_node_environments_by_rank(node_rank)
+            if config.python_interpreter_path is not None
+        ]
+
+    def get_node_environments_by_rank(self, node_rank: int) -> list[NodeGroupEnvConfig]:
+        """Environments that are configured for a node, in the order of the groups."""
+        return [
+            config
             for group in self._groups_of(node_rank)
             for config in group.env_configs or []
-            if node_rank in config.node_ranks and config.python_interpreter_path is not None
+            if node_rank in config.node_ranks
         ]
 
     def _groups_of(self, node_rank: int) -> list[NodeGroupConfig]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import shlex
 import socket
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
+from rlinf.scheduler.cluster_sections import PROFILERS
 from rlinf.scheduler.errors import ClusterConfigValueError, PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator
-from rlinf.scheduler.node import slot_cores
+from rlinf.scheduler.node import NodeInfo, slot_cores
 from rlinf.scheduler.placement import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
@@ -22,7 +24,7 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.profiler import profiled_command, programs_of
+from rlinf.scheduler.profiler import profiled_command
 from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,
@@ -180,14 +182,9 @@ def _launch(  # noqa: PLR0917 - private
     interpreter = group.get_node_python_interpreter_path(node.node_rank) if group else None
     python = interpreter or sys.executable
     command = profiled_command(python, info.address.get_name(), cluster.config.profiling)
-    for program in programs_of(command) if cluster.config.runtime == "ray" else ():
-        if program in node.missing_programs:
-            raise ClusterConfigValueError(
-                f"worker {info.address.get_name()} is to be run by {program}, which node "
-                f"{node.node_rank} has not, or may not run; install it there, or change "
-                "python_interpreter_path of its node group or cluster.profiling"
-            )
     runtime, process = cluster.runtime, require_process()
+    if process.runtime == "ray":
+        _refuse_missing(shlex.split(command), node, info.address.get_name())
     environment = worker_environment(
         placement,
         info,
@@ -216,3 +213,17 @@ def _launch(  # noqa: PLR0917 - private
         import_paths=tuple(sys.path),
         late_paths=program_paths()[1],
     )
+
+
+def _refuse_missing(words: list[str], node: NodeInfo, worker_name: str) -> None:
+    """Raise where a command cannot be started: Ray would try it until the deadline."""
+    for word in words:
+        if word in node.missing_programs:
+            profiler = word in PROFILERS.values()
+            field = "profiling" if profiler else "node_groups: python_interpreter_path"
+            nearest = "enabled=false" if profiler else sys.executable
+            raise ClusterConfigValueError(
+                f"'{word}' of cluster.{field} is no program on node {node.node_rank} "
+                f"({node.node_ip}), so worker '{worker_name}' cannot start there. Install it, or "
+                f"add its folder to PATH there. Nearest legal: {nearest}."
+            )

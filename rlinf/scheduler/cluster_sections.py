@@ -14,7 +14,8 @@ from rlinf.config.base import StrictModel
 from rlinf.errors import UserError
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError
 
-PROFILERS = ("nsight", "rocprof_sys")
+PROFILERS = {"nsight": "nsys", "rocprof_sys": "rocprof-sys-python"}
+"""Program of each backend."""
 
 
 class ProfilingConfig(StrictModel):
@@ -133,7 +134,11 @@ def cluster_config_error(error: ValidationError, model: type[BaseModel], where: 
 
 
 class FrankaConfig(StrictModel):
-    """A Franka arm with its cameras and gripper."""
+    """A Franka arm with its cameras and gripper.
+
+    What is left out is read on its node from the variable of that name in upper case, such as
+    ``ROBOT_IP``; not the ranks of nodes.
+    """
 
     HW_TYPE: ClassVar[str] = "Franka"
 
@@ -174,7 +179,8 @@ class NodeHardwareConfig(StrictModel):
     type: str
     """Kind of the hardware: ``Franka``."""
     configs: list[FrankaConfig]
-    """One entry per piece of hardware."""
+    """One entry per piece of hardware. Empty: as many on each node as ``ROBOT_IP`` there has
+    addresses, separated by commas."""
 
     @field_validator("type")
     @classmethod

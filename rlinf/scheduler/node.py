@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +12,7 @@ from itertools import accumulate, pairwise
 from typing import ClassVar
 
 from rlinf.scheduler.cluster_config import RESERVED_LABELS, ClusterConfig, NodeGroupEnvConfig
+from rlinf.scheduler.cluster_sections import PROFILERS
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.errors import ClusterConfigValueError, NodeRankError
 from rlinf.scheduler.hardware import (
@@ -19,8 +21,8 @@ from rlinf.scheduler.hardware import (
     HardwareInfo,
     HardwareResource,
     enumerate_hardware,
+    robots_of_node,
 )
-from rlinf.scheduler.profiler import profiled_command, programs_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,7 @@ class NodeInfo:
     cpu_slots: tuple[tuple[int, ...], ...] = ()
     """Cores of each CPU slot, when its devices are CPU slots."""
     missing_programs: tuple[str, ...] = ()
-    """Interpreters and profilers that its workers may be run by, and that it has not."""
+    """Interpreters and profilers that the configuration names for it, and that it does not have."""
 
     def get_hw_resource_count(self, hw_type: str | None) -> int:
         """Number of pieces of one kind of hardware."""
@@ -218,24 +220,37 @@ def probe_node(
     slots = config.cpu_devices_per_node
     cores = available_cores()
     interpreters = config.get_node_python_interpreter_path_by_rank(node_rank)
-    profiling = config.profiling
-    if profiling is not None:  # of whichever group
-        profiling = profiling.model_copy(update={"worker_groups": "all"})
-    python = interpreters[0] if interpreters else sys.executable
-    commands = [profiled_command(each, "", profiling) for each in {python, *interpreters}]
-    programs = {program for command in commands for program in programs_of(command)}
+    variables = dict(os.environ if environment is None else environment)
+    counted = node_rank if config.counts_robots_of_node(node_rank) else None
+    declared = config.get_node_hw_configs_by_rank(node_rank)
+    robots = robots_of_node(declared, variables, counted)
     return NodeInfo(
         node_labels=config.get_node_labels_by_rank(node_rank),
         node_rank=node_rank,
         ray_id=ray_id,
         node_ip=node_ip,
         num_cpus=len(cores),
-        python_interpreter_path=python,
-        default_env_vars=dict(os.environ if environment is None else environment),
-        hardware_resources=enumerate_hardware(config.get_node_hw_configs_by_rank(node_rank), slots),
+        python_interpreter_path=interpreters[0] if interpreters else sys.executable,
+        default_env_vars=variables,
+        hardware_resources=enumerate_hardware(robots, slots),
         cpu_slots=() if slots is None else divide_cores(cores, slots),
-        missing_programs=tuple(sorted(each for each in programs if shutil.which(each) is None)),
+        missing_programs=_missing_programs(config, node_rank),
     )
+
+
+def _missing_programs(config: ClusterConfig, node_rank: int) -> tuple[str, ...]:
+    """Of the programs that start workers on a node, those that this machine does not have."""
+    commands = config.get_node_python_interpreter_path_by_rank(node_rank)
+    programs = [word for command in commands for word in shlex.split(command)[:1]]
+    if config.profiling is not None and config.profiling.enabled:
+        programs.append(PROFILERS[config.profiling.backend])
+    environments = config.get_node_environments_by_rank(node_rank)
+    variables = [variable for each in environments for variable in each.env_vars or []]
+    folders = [variable["PATH"] for variable in variables if "PATH" in variable]
+    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+    # Ray has a shell start them, which expands what is to be expanded.
+    expanded = {word: os.path.expandvars(os.path.expanduser(word)) for word in programs}
+    return tuple(word for word, real in expanded.items() if shutil.which(real, path=path) is None)
 
 
 def build_node_table(nodes: Sequence[NodeInfo], config: ClusterConfig) -> NodeTable:

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rlinf.scheduler.cluster_sections import PROFILERS
+
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster_sections import ProfilingConfig
 
@@ -26,13 +28,6 @@ def profiled_command(python: str, worker_name: str, config: ProfilingConfig | No
     return shlex.join([*_COMMANDS[config.backend](report, config), python])
 
 
-def programs_of(command: str) -> set[str]:
-    """The programs that such a command runs: an interpreter, perhaps behind a profiler."""
-    words = shlex.split(command)
-    first = next(word for word in words[words[0] == "env" :] if "=" not in word)
-    return {first, words[-1]}
-
-
 def _nsight(report: Path, config: ProfilingConfig) -> list[str]:
     """Nsight Systems (``nsys profile``)."""
     options: dict[str, Any] = {"force-overwrite": "true"}
@@ -40,14 +35,15 @@ def _nsight(report: Path, config: ProfilingConfig) -> list[str]:
         options["output"] = report
     if config.steps is not None:  # else it records all, whatever `Worker.start_profile` says
         options |= {"capture-range": "cudaProfilerApi", "capture-range-end": "stop"}
-    return ["nsys", "profile", *_words({**options, **config.options}, config.flags)]
+    return [PROFILERS["nsight"], "profile", *_words({**options, **config.options}, config.flags)]
 
 
 def _rocprof_sys(report: Path, config: ProfilingConfig) -> list[str]:
     """ROCm Systems Profiler, which takes its output directory from the environment."""
     environment = {"OUTPUT_PATH": report.parent, "OUTPUT_PREFIX": report.name, "TIME_OUTPUT": "OFF"}
     variables = [f"ROCPROFSYS_{name}={value}" for name, value in environment.items()]
-    return ["env", *variables, "rocprof-sys-python", *_words(config.options, config.flags), "--"]
+    words = _words(config.options, config.flags)
+    return ["env", *variables, PROFILERS["rocprof_sys"], *words, "--"]
 
 
 _COMMANDS: Mapping[str, Callable[[Path, ProfilingConfig], list[str]]] = {

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
@@ -234,14 +236,6 @@ def test_as_a_section_of_a_recipe_its_rules_are_pydantic_errors():
         ClusterConfig.model_validate({"component_placement": {"a": "0,0"}})
 
 
-def test_a_profiler_that_a_node_lacks_is_known(tmp_path, monkeypatch):
-    config = read(profiling={"backend": "nsight", "worker_groups": ["actor"]})
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe_node(config, 0).missing_programs == ("nsys",)
-    (tmp_path / "nsys").touch(mode=0o755)
-    assert probe_node(config, 0).missing_programs == ()
-
-
 def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     monkeypatch.setenv(OVERSUBSCRIBE_VARIABLE, "1")
     config = read(node_groups=GROUPS, cpu_devices_per_node=3)
@@ -251,8 +245,6 @@ def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     assert view.get_node_info(0).accelerator_type is AcceleratorType.CPU_SLOT
     assert view.get_node_info(0).accelerator_model.startswith("CPU_SLOT:")
     assert view.get_node_info(0).python_interpreter_path == "/opt/a800/bin/python3"
-    assert view.get_node_info(0).missing_programs == ("/opt/a800/bin/python3",)
-    assert view.get_node_info(3).missing_programs == ()
     assert view.get_node_group("missing") is None
     assert view.get_node_group("node").hardware_type is None
     assert view.get_node_group("4090").hardware_resource_count == 1
@@ -265,6 +257,33 @@ def test_a_cluster_knows_groups_slots_and_arms(monkeypatch):
     assert len(slot_cores(view.get_node_info(0), [1])) == 1
     with pytest.raises(ValueError, match="out of range"):
         view.get_node_info(4)
+
+
+def test_a_node_tells_which_programs_it_lacks(tmp_path):
+    def lacks(python=sys.executable, **variables):
+        variables = [{name: value} for name, value in variables.items()]
+        environment = {"node_ranks": 0, "python_interpreter_path": python, "env_vars": variables}
+        groups = [{"label": "a", "node_ranks": 0, "env_configs": [environment]}]
+        profiling = {"backend": "rocprof_sys"}
+        return probe_node(read(node_groups=groups, profiling=profiling)).missing_programs
+
+    profiler = tmp_path / "rocprof-sys-python"
+    profiler.touch(0o755)
+    assert lacks() == ("rocprof-sys-python",)
+    assert lacks(PATH=str(tmp_path)) == ()
+    assert lacks(f"{sys.executable} -u", PATH=str(tmp_path)) == ()
+    assert lacks("/no/python -u", PATH=str(tmp_path)) == ("/no/python",)
+
+
+def test_robots_are_counted_by_the_environment_of_their_node(monkeypatch):
+    monkeypatch.setenv("ROBOT_IP", "10.0.0.1,10.0.0.2")
+    config = arms()  # on nodes 0 and 1, none described
+    view = build_node_table([probe_node(config, rank) for rank in range(4)], config)
+    group = view.get_node_group("g")
+    assert group.hardware_resource_count == 4
+    found = [info.config for info in group.get_hardware_infos(1)]
+    assert [(each.node_rank, each.robot_ip) for each in found] == [(1, "10.0.0.1"), (1, "10.0.0.2")]
+    assert not view.get_node_info(2).get_hw_resource_count("Franka")
 
 
 def test_ranks_of_a_node_group():

@@ -19,6 +19,7 @@ from rlinf.scheduler.hardware import (
     FrankaConfig,
     FrankaHWInfo,
     enumerate_hardware,
+    robots_of_node,
 )
 from rlinf.scheduler.process import Process, own_device, set_current_worker
 from rlinf.scheduler.transport.endpoint import Endpoint
@@ -105,6 +106,44 @@ def test_declared_arms_are_hardware():
     config = FrankaConfig(node_rank=0, robot_ip="10.0.0.1")
     arms = enumerate_hardware([config], cpu_devices=1)[1]
     assert (arms.type, arms.infos) == ("Franka", [FrankaHWInfo("Franka", "Franka", config)])
+
+
+ENVIRONMENT = {
+    "ROBOT_IP": "10.0.0.1, 10.0.0.2",
+    "CAMERA_SERIALS": "a,b,c,d",
+    "GRIPPER_TYPE": "robotiq",
+    "DISABLE_VALIDATE": "true",
+    "NODE_RANK": "7",
+    "CONTROLLER_NODE_RANK": "7",
+}
+
+
+def test_what_robots_leave_out_comes_from_the_environment():
+    first, second = robots_of_node((), ENVIRONMENT, 3)
+    same = {"node_rank": 3, "gripper_type": "robotiq", "disable_validate": True}
+    assert first == FrankaConfig(robot_ip="10.0.0.1", camera_serials=["a", "b"], **same)
+    assert second == FrankaConfig(robot_ip="10.0.0.2", camera_serials=["c", "d"], **same)
+    said = FrankaConfig(node_rank=3, robot_ip="10.0.0.9", gripper_type="franka")
+    (robot,) = robots_of_node([said], {**ENVIRONMENT, "ROBOT_IP": ""})
+    assert (robot.robot_ip, robot.gripper_type) == ("10.0.0.9", "franka")
+    assert (robot.camera_serials, robot.controller_node_rank) == (["a", "b", "c", "d"], None)
+    assert robots_of_node([said], {}) == [said]
+    assert robots_of_node((), ENVIRONMENT) == robots_of_node((), {}, 3) == []
+
+
+@pytest.mark.parametrize(
+    ("variables", "told"),
+    [
+        ({"ROBOT_IP": "10.0.0.1"}, r"ROBOT_IP has 1 values, .* the node has 2 robots"),
+        ({"CAMERA_SERIALS": "a,b,c"}, r"CAMERA_SERIALS has 3 values"),
+        ({"ROBOT_IP": "here,there"}, r"'robot_ip' .* valid IP address, got 'here'"),
+        ({"CAMERA_TYPE": "film"}, r"camera_type = 'film' in the environment of node 0"),
+    ],
+)
+def test_variables_that_do_not_fit_the_robots_are_told(variables, told):
+    robots = [FrankaConfig(node_rank=0, gripper_type=kind) for kind in ("franka", "robotiq")]
+    with pytest.raises(UserError, match=told):
+        robots_of_node(robots, variables)
 
 
 def test_every_type_has_a_row_that_answers():

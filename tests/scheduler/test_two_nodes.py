@@ -91,7 +91,7 @@ def test_two_nodes():
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     streamed = [0.0, 1.0, 2.0, 3.0, 4.0]
     found = json.loads(line)
-    assert "by /nowhere/python, which node 1 has not" in found.pop("interpreter")
+    assert "'/nowhere/python' of cluster.node_groups" in found.pop("interpreter")
     assert found == {
         "all nodes of a Ray without a cluster": "2",
         "nodes": 2,

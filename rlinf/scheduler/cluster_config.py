@@ -147,8 +147,9 @@ class ClusterConfig(StrictModel):
     runtime: Literal["local", "ray"] = "local"
     """``local`` runs each worker as a thread of this process; ``ray`` as processes on all nodes."""
     address: str | None = None
-    """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``; None: that of ``ray start`` here, or
-    else an own one, as ``local`` is."""
+    """Ray cluster to join, such as ``auto`` or ``10.0.0.1:6379``.
+
+    None: that of ``ray start`` on this machine, or else an own one, as ``local`` is."""
     cpu_devices_per_node: int | None = Field(default=None, ge=1)
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""

@@ -20,7 +20,7 @@ class Placement:
     rank: int  # in its group
     cluster_node_rank: int
     placement_node_rank: int  # rank of its node among the nodes of the group
-    local_accelerator_rank: int  # its first device on the node, -1 without one
+    local_accelerator_rank: int  # its first device on the node, -1 without one of its own
     accelerator_type: AcceleratorType  # of the node's devices
     local_rank: int  # among the group's processes on the node
     local_world_size: int  # the group's processes on the node
@@ -285,7 +285,8 @@ def _placements(shares: Sequence[_Share], isolate: bool) -> list[Placement]:
         node = share.node.node_rank
         everything = list(range(share.node.num_accelerators))
         owns_devices = share.local_ranks and share.group.hardware_type == Accelerator.HW_TYPE
-        own = share.local_ranks if owns_devices else everything
+        own = share.local_ranks if owns_devices else []
+        visible = own if own and isolate else everything
         placements.append(
             Placement(
                 rank=rank,
@@ -295,7 +296,7 @@ def _placements(shares: Sequence[_Share], isolate: bool) -> list[Placement]:
                 accelerator_type=share.node.accelerator_type,
                 local_rank=on_node[:rank].count(node),
                 local_world_size=on_node.count(node),
-                visible_accelerators=[str(r) for r in (own if isolate else everything)],
+                visible_accelerators=[str(r) for r in visible],
                 isolate_accelerator=isolate,
                 local_hardware_ranks=share.local_ranks,
                 node_group_label=share.group.label,

@@ -109,6 +109,20 @@ def test_node_placement_without_devices():
     assert placement.accelerator_type is AcceleratorType.NO_ACCEL
 
 
+def test_a_process_without_a_device_of_its_own_has_the_rank_of_none():
+    groups = {"arm": [0], "plain": [0]}
+    view = table([node(0, 2, arms=1)], groups, hardware_types={"arm": "Franka"})
+    view.node_groups["plain"].hardware_type = None
+    for strategy in (
+        NodePlacementStrategy([0]),
+        FlexiblePlacementStrategy([[0]], "arm"),
+        FlexiblePlacementStrategy([[0]], "plain"),
+    ):
+        (placement,) = strategy.get_placement(view)
+        assert placement.local_accelerator_rank == -1
+        assert placement.visible_accelerators == ["0", "1"]  # for who looks for one itself
+
+
 def test_groups_of_different_hardware_are_numbered_in_their_order():
     view = table([node(0, 2, arms=1)], {"gpu": [0], "arm": [0]}, hardware_types={"arm": "Franka"})
     placements = FlexiblePlacementStrategy([[1], [2]], ["gpu", "arm"]).get_placement(view)

@@ -39,7 +39,8 @@ class Cluster(NodeTable, ClusterMembers):
     `shutdown`. Inside a worker ``Cluster()`` is the cluster that the worker belongs to.
 
     Of ``num_nodes`` on the ``ray`` runtime, 0 takes all that are connected; ``cluster_cfg`` is the
-    ``cluster`` section of a configuration; each worker logs to a file in ``distributed_log_dir``.
+    ``cluster`` section of a configuration; what each worker logs, and as a process prints, is also
+    written to ``worker_logs/<group>/rank_<rank>.log`` of ``distributed_log_dir``.
 
     Raises:
         ValueError: ``num_nodes`` contradicts ``cluster_cfg``.

@@ -11,6 +11,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from enum import Enum
+from pathlib import Path
 
 import pytest
 
@@ -22,7 +23,7 @@ from rlinf.scheduler import (
     PackedPlacementStrategy,
     Worker,
 )
-from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError
+from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError, WorkerDiedError
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
     Basic,
@@ -442,18 +443,36 @@ def test_the_log_is_shown_on_the_driver():
     assert second == "own: by the program"
 
 
+def logged(path: Path, text: str, times: int = 1) -> str:
+    """What a file holds once a text is so often in it: it is written by other processes."""
+    limit, found = time.monotonic() + 60, ""
+    while found.count(text) < times and time.monotonic() < limit:
+        time.sleep(0.05)
+        found = path.read_text() if path.exists() else ""
+    assert found.count(text) == times
+    return found
+
+
 def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "distributed_log_dir", str(tmp_path))
     launched = launch(Basic, 2, "logging")
     launched.log_something().wait()
-    texts = [(tmp_path / f"worker_logs/logging/rank_{r}.log").read_text() for r in range(2)]
-    for rank, text in enumerate(texts):
-        assert text.count("something happened") == 1
-        assert f"logging:{rank}" in text
+    files = [tmp_path / f"worker_logs/logging/rank_{rank}.log" for rank in range(2)]
+    for rank, file in enumerate(files):
+        assert f"logging:{rank}" in logged(file, "something happened")
     launched._close()
     launch(Basic, 1, "logging").log_something().wait()  # one that has the name of another
-    text = (tmp_path / "worker_logs/logging/rank_0.log").read_text()
-    assert text.count("something happened") == 2
+    logged(files[0], "something happened", times=2)
+
+
+def test_what_a_worker_prints_is_in_its_log_file(launch, cluster, runtime, tmp_path, monkeypatch):
+    if runtime == "local":
+        pytest.skip("threads have one standard output")
+    monkeypatch.setattr(cluster, "distributed_log_dir", str(tmp_path))
+    with pytest.raises(WorkerDiedError):
+        launch(Basic, 1, "printing").print_something().wait()
+    for told in ("printing:0 prints\n", "printing:0 warns\n", "0 lets print\n", "last words\n"):
+        logged(tmp_path / "worker_logs/printing/rank_0.log", told)
 
 
 def test_one_cluster_per_process(cluster):

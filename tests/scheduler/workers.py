@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import logging
 import os
 import signal
 import subprocess
@@ -172,6 +173,14 @@ class Basic(Impatient):
 
     def log_something(self) -> None:
         self.log_info("something happened")
+
+    def print_something(self) -> None:
+        """By Python, by another program, and by its end."""
+        print(f"{self._worker_name} prints")
+        logging.getLogger("mine").warning("%s warns", self._worker_name)
+        subprocess.run(["echo", self._worker_name, "lets", "print"], check=True)
+        os.write(2, b"last words\n")
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def port(self, highest: int | None = None) -> int:
         return self.acquire_free_port(highest)

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -93,7 +94,7 @@ def adopt(worker: Any, launch: Launch) -> None:
     if launch.traced and alone:
         Tracer.enable(lambda events: endpoint.tell(process.driver, "trace.record", events))
     if launch.log_directory is not None:
-        _open_log(Path(launch.log_directory), launch)
+        _open_log(launch)
     dead = process.ask_driver("registry.register", launch.name, endpoint.address, launch.info)
     if alone:
         with endpoint.lock:
@@ -113,10 +114,34 @@ def show_log() -> None:
         logger.addHandler(handler)
 
 
-def _open_log(root: Path, launch: Launch) -> None:
+def copy_output(launch: Launch) -> None:
+    """Copy what this process prints from now on, and its children, to the file of its worker.
+
+    Programs of their own do it: they also get the last words of a process that crashes.
+    """
+    path = _log_file(launch)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        read, write = os.pipe()
+        descriptor = stream.fileno()
+        actions = [(os.POSIX_SPAWN_DUP2, read, 0), (os.POSIX_SPAWN_DUP2, descriptor, 1)]
+        command = ["tee", "-ai", str(path)]
+        os.posix_spawnp("tee", command, os.environ, file_actions=actions, setsid=True)
+        os.dup2(write, descriptor)
+        os.close(read)
+        os.close(write)
+
+
+def _log_file(launch: Launch) -> Path:
+    """File of a worker that has one."""
+    root = Path(launch.log_directory or "")
     directory = root / "worker_logs" / launch.info.address.root_group_name
     directory.mkdir(parents=True, exist_ok=True)
-    handler = logging.FileHandler(directory / f"rank_{launch.info.rank}.log")
+    return directory / f"rank_{launch.info.rank}.log"
+
+
+def _open_log(launch: Launch) -> None:
+    handler = logging.FileHandler(_log_file(launch))
     handler.setFormatter(logging.Formatter(_LOG_FORMAT))
     handler.addFilter(lambda record: _first_argument(record) == launch.name)
     handler.set_name(launch.name)

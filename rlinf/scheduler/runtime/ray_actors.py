@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -14,7 +15,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
 from rlinf.scheduler.process import require_process, set_launching
-from rlinf.scheduler.runtime.attach import enter_cluster, show_log
+from rlinf.scheduler.runtime.attach import copy_output, enter_cluster, show_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
@@ -240,6 +241,9 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     """Prepare the process, then build the user's worker in it."""
     apply_environment(launch.environment, launch.cores)
     order_paths(launch)
+    if launch.log_directory is not None:
+        copy_output(launch)
+        launch = dataclasses.replace(launch, log_directory=None)  # all that it logs is in there
     process = enter_cluster(launch.membership)
     show_log()
     self._rlinf_start_error = None

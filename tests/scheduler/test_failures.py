@@ -451,6 +451,10 @@ def test_a_ray_that_a_command_started_is_found_while_it_answers(tmp_path, monkey
         (tmp_path / "ray").mkdir()
         (tmp_path / "ray" / "ray_current_cluster").write_text(address)
         assert join_address() == address
+        with monkeypatch.context() as another:
+            another.setattr(os, "getuid", lambda: 12345)
+            of_root = (tmp_path / "ray" / "ray_current_cluster").stat().st_uid == 0
+            assert join_address() == (address if of_root else None)
     assert join_address() is None  # it has ended, and its file is left
 
 

@@ -24,7 +24,7 @@ from typing import Any
 import psutil
 import ray
 from ray._private import ray_constants, worker
-from ray._private.utils import read_ray_address
+from ray._private.utils import get_ray_address_file
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -88,9 +88,9 @@ def connect(config: ClusterConfig) -> None:
         return
     if config.num_nodes > 1:
         raise SchedulerUsageError(
-            f"cluster.num_nodes is {config.num_nodes}, but cluster.address names no running Ray "
-            "cluster. Run `ray start` on every machine and set cluster.address (or RAY_ADDRESS), "
-            "for example to 'auto'."
+            f"cluster.num_nodes is {config.num_nodes}, but no Ray was started on this machine, and "
+            "cluster.address names none. Run `ray start` on every machine, this one included, or "
+            "set cluster.address (or RAY_ADDRESS). On one machine: num_nodes=1."
         )
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
@@ -192,19 +192,21 @@ def join_address() -> str | None:
 
 
 def _started_by_command() -> str | None:
-    """Address of a Ray that ``ray start`` has begun on this machine, and that answers.
+    """Address of a Ray that this user, or root, has begun on this machine by ``ray start``, and
+    that answers.
 
-    Ray itself also finds those that programs have begun for themselves, which are not to be joined.
+    Ray's own search goes through the processes of the machine instead, and finds those of other
+    users, and those that programs have begun for themselves, which are not to be joined.
     """
-    address: str | None = read_ray_address()
-    host, _, port = (address or "").rpartition(":")
-    if not (host and port.isdecimal()):
-        return None
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError:  # it has ended, and its file is left
-        return None
-    return address
+    record = Path(get_ray_address_file(None))
+    with suppress(OSError, ValueError):
+        if record.stat().st_uid in {0, os.getuid()}:
+            address = record.read_text(encoding="utf-8").strip()
+            host, _, port = address.rpartition(":")
+            # The record of a Ray that was killed stays.
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+            return address
+    return None
 
 
 def join(address: str) -> None:

@@ -185,7 +185,7 @@ class RayRuntime(RayClientRuntime):
         """Ask the program to end where Ray's control process does: workers go on without it, but
         within a minute Ray ends the whole program."""
         self._wait_for_end(pid)
-        if self._ended.is_set():
+        if self._ended.is_set() or not self._ray_is_ours():  # the program has stopped Ray itself
             return
         self._control_lost = True
         log.error("the control process of Ray, %d, has ended: nothing can be started any more", pid)

@@ -107,6 +107,19 @@ def test_more_steps_than_the_depth_are_refused(cluster):
         executor.start(1, given(1))
 
 
+def test_who_gives_up_a_lease_late_takes_none_of_another_cluster(cluster):
+    late = cluster.reserve_lease("late", (0,))
+    cluster.shutdown()
+    again = Cluster(cluster_cfg=cluster.config)
+    try:
+        ticket = again.reserve_lease("own", (0,))
+        late.cancel()
+        with ticket:
+            assert ticket.devices == (0,)
+    finally:
+        again.shutdown()
+
+
 def test_hooks_run_between_the_first_nodes_of_two_steps(cluster):
     executor = pipeline(cluster, depth=3)
     seen = []

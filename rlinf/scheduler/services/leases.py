@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from itertools import count
 
 from rlinf.scheduler.errors import SchedulerError, WaitTimeout
 from rlinf.scheduler.process import current_worker_name, require_process
@@ -30,21 +31,25 @@ class _Ticket:
     waiting: list[Future[Reply]] = field(default_factory=list)
 
 
+# Of all clusters of a process, one after the other: who still gives up a ticket of the last one must
+# not take away one of this.
+_numbers = count(1)
+
+
 class LeaseService:
     """Grants leases in the order in which they were asked for."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self._tickets: dict[int, _Ticket] = {}
-        self._next = 0
         for name in ("reserve", "acquire", "release", "cancel", "lock", "unlock", "withdraw"):
             endpoint.register(f"lease.{name}", getattr(self, name))
 
     def reserve(self, holder: str, devices: Iterable[int]) -> int:
         """Queue a request now; `acquire` waits for it later."""
-        self._next += 1
-        self._tickets[self._next] = _Ticket(self._next, holder, frozenset(devices))
+        number = next(_numbers)
+        self._tickets[number] = _Ticket(number, holder, frozenset(devices))
         self._settle()
-        return self._next
+        return number
 
     def acquire(self, number: int) -> Future[Reply] | None:
         """Wait until a ticket is granted; again by the same holder counts one more."""

@@ -31,8 +31,8 @@ class _Ticket:
     waiting: list[Future[Reply]] = field(default_factory=list)
 
 
-# Of all clusters of a process, one after the other: who still gives up a ticket of the last one must
-# not take away one of this.
+# Of all clusters of a process, one after the other: who still gives up a ticket of the last one
+# must not take away one of this.
 _numbers = count(1)
 
 

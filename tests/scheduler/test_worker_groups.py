@@ -24,6 +24,7 @@ from rlinf.scheduler import (
     Worker,
 )
 from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError, WorkerDiedError
+from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
     Basic,
@@ -451,6 +452,12 @@ def logged(path: Path, text: str, times: int = 1) -> str:
         found = path.read_text() if path.exists() else ""
     assert found.count(text) == times
     return found
+
+
+def test_a_log_level_that_is_none_is_refused(monkeypatch):
+    monkeypatch.setenv("RLINF_LOG_LEVEL", "warn_ing")
+    with pytest.raises(UserError, match=r"RLINF_LOG_LEVEL is WARN_ING, .* did you mean `WARNING`"):
+        show_log()
 
 
 def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):

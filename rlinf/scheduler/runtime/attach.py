@@ -10,6 +10,7 @@ import sys
 from pathlib import Path, PurePath
 from typing import Any
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.process import (
@@ -105,8 +106,11 @@ def adopt(worker: Any, launch: Launch) -> None:
 def show_log() -> None:
     """Let log lines of this process reach its standard error, from ``RLINF_LOG_LEVEL`` on: that of
     a worker Ray shows on the driver. Where the program has a handler of its own, that one does."""
-    logger = logging.getLogger("rlinf")
-    logger.setLevel(os.environ.get("RLINF_LOG_LEVEL", "INFO").upper())
+    logger, level = logging.getLogger("rlinf"), os.environ.get("RLINF_LOG_LEVEL", "INFO").upper()
+    if level not in logging.getLevelNamesMapping():
+        hint = did_you_mean(level, ["DEBUG", "INFO", "WARNING", "ERROR"])
+        raise SchedulerUsageError(f"RLINF_LOG_LEVEL is {level}, which is no level; {hint}")
+    logger.setLevel(level)
     if not logger.hasHandlers():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter(_LOG_FORMAT))

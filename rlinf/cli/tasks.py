@@ -90,4 +90,4 @@ def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
     task, recipe, config = read_config(str(config_of_run(source)), overrides)
     origin = origin_of(task, run_of(source))
     origin.refuse_other_config(config, task.changeable_evaluation, why=why)
-    check(config, recipe)
+    check(task.for_evaluation(config), recipe)

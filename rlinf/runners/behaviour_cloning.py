@@ -32,6 +32,11 @@ class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[Behav
 
     sources = property(lambda self: self.config.sub_batches)
 
+    @classmethod
+    def for_evaluation(cls, config: BehaviourCloningConfig) -> BehaviourCloningConfig:
+        """Without the episodes that are learnt from."""
+        return config.model_copy(update={"data": None})
+
     def context(self, *, trains: bool) -> WorkerContext:
         """No experience is collected: environments are for evaluation alone."""
         return super().context(trains=False)

@@ -6,6 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlinf.data.prompts.dataset import PromptSets
 from rlinf.data.prompts.loader import PromptLoader
 from rlinf.flow.graph import Flow, Stage
 from rlinf.runners import rescaling
@@ -47,14 +48,31 @@ class Reasoning(Task[ReasoningConfig]):
     figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:
-        from rlinf.runners.reasoning_model import prepare
+        from rlinf.runners.reasoning_model import PromptReader
 
         super().__init__(config, directory)
         self.counts: AnswerCounts = AnswerCounts()
-        self._model, self._tokenizer, sets = prepare(config, directory)
-        seed = config.data.seed + config.seed
-        self._loader = PromptLoader(sets.train, shuffle=config.data.shuffle, seed=seed)
-        self.evaluator = PromptEvaluator(config, sets.validation, self._tokenizer)
+        self._prompts = PromptReader(config, directory)
+        self._model, self._tokenizer = self._prompts.model, self._prompts.tokenizer
+        self._loader: PromptLoader
+        self._validation = self._prompts.read("validation") if config.data.validates else None
+        self.evaluator = PromptEvaluator(config, self._validation, self._tokenizer)
+
+    @classmethod
+    def for_evaluation(cls, config: ReasoningConfig) -> ReasoningConfig:
+        """Without the files of the prompts that are trained on."""
+        return config.model_copy(update={"data": config.data.for_evaluation})
+
+    def read_training_data(self) -> None:
+        """The prompts, and how many of those that validate are among them."""
+        data = self.config.data
+        sets = PromptSets(self._prompts.read("train"), self._validation)
+        print(f"training: {sets.train.report}")
+        if sets.validation is not None:
+            shared = f"; {sets.shared} of them are trained on, too" if sets.shared else ""
+            print(f"validation: {sets.validation.report}{shared}", flush=True)
+        seed = data.seed + self.config.seed
+        self._loader = PromptLoader(sets.train, shuffle=data.shuffle, seed=seed)
 
     @classmethod
     def step(cls, flow: Flow, config: ReasoningConfig) -> None:

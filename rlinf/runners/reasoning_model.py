@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
-from rlinf.data.prompts.dataset import PromptDataset, PromptSets
+from rlinf.data.prompts.config import Part
+from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weight_files import sizes_of
@@ -24,29 +25,34 @@ from rlinf.runners.task import Task
 from rlinf.workers.config.answering import WarmStartConfig
 
 
-def prepare(config: ReasoningConfig, run: Path) -> tuple[LanguageModelConfig, Any, PromptSets]:
-    """The section of the model that a run begins with, its tokenizer and the prompts.
+class PromptReader:
+    """Reads prompts for the model that a run begins with.
 
     Raises:
         ConfigError: No prompt is left, one is refused, or the longest leaves too little of the
             model's context for an answer.
     """
-    model = _initial_model(config, run)
-    with in_section("model"):
-        tokenizer = load_tokenizer(model)
-        reader = picture_reader(model, tokenizer) if config.has_pictures else None
-    with in_section("data"):
-        sets = config.data.build(tokenizer, reader)
-    print(f"training: {sets.train.report}")
-    sampling, own = config.rollout.sampling, config.validation.sampling
-    engine = config.rollout.engine
-    check_context(sets.train, sampling, model=model, engine=engine, key="rollout.sampling")
-    if sets.validation is not None:
-        shared = f"; {sets.shared} of them are trained on, too" if sets.shared else ""
-        print(f"validation: {sets.validation.report}{shared}", flush=True)
-        key = "rollout.sampling" if own is None else "validation.sampling"
-        check_context(sets.validation, own or sampling, model=model, engine=engine, key=key)
-    return model, tokenizer, sets
+
+    def __init__(self, config: ReasoningConfig, run: Path) -> None:
+        self._config, self.model = config, _initial_model(config, run)
+        """The section of that model, with its files."""
+        with in_section("model"):
+            self.tokenizer: Any = load_tokenizer(self.model)
+            self._pictures = (
+                picture_reader(self.model, self.tokenizer) if config.has_pictures else None
+            )
+
+    def read(self, part: Part) -> PromptDataset:
+        """The prompts of a part."""
+        config = self._config
+        with in_section("data"):
+            prompts = config.data.build_part(part, self.tokenizer, self._pictures)
+        sampling, key = config.rollout.sampling, "rollout.sampling"
+        if part == "validation" and config.validation.sampling is not None:
+            sampling, key = config.validation.sampling, "validation.sampling"
+        engine = config.rollout.engine
+        check_context(prompts, sampling, model=self.model, engine=engine, key=key)
+        return prompts
 
 
 def _initial_model(config: ReasoningConfig, run: Path) -> LanguageModelConfig:

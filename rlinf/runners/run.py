@@ -74,6 +74,7 @@ class Run:
         stop: threading.Event,  # set to end after the current step, with a checkpoint
     ) -> None:
         self.task, self.directory, self.state = task(config, directory.path), directory, RunState()
+        self.task.read_training_data()
         self.groups: Groups
         self.last_evaluation: Evaluated | None = None
         self._config, self._flow, self._stop = config, task.flow(config), stop

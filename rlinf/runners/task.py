@@ -85,6 +85,15 @@ class Task(ABC, Generic[ConfigT]):
         self.counts: Any = None  # a dataclass of what the task counts, or none
         self.evaluator: Evaluator[Any, Any] | None = None
 
+    @classmethod
+    def for_evaluation(cls, config: ConfigT) -> ConfigT:
+        """The config without what only training reads: those files may be gone where a run is
+        evaluated."""
+        return config
+
+    def read_training_data(self) -> None:
+        """Read what the driver draws from; called before anything of a training is started."""
+
     # -- the step -------------------------------------------------------------------------------
 
     @classmethod

@@ -232,7 +232,12 @@ PROMPTS: list[tuple[str, list[Any], list[str], int, list[str]]] = [
         GOOD,
         ["data.files.prompt_key=question"],
         2,
-        ["data.files", "none of the first 8 records", "has no key `question`"],
+        [
+            "data.files",
+            "none of the first 8 records",
+            "has no key `question`",
+            "which key is read says prompt_key",
+        ],
     ),
     ("nothing", [], [], 2, ["data.files", "prompts.jsonl has no record"]),
     (

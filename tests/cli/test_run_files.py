@@ -99,3 +99,55 @@ def test_episodes_may_be_moved_and_not_changed(
     assert main(words) == 2
     assert "data.path: " in (message := capsys.readouterr().err)
     assert "more.json is new" in message
+
+
+def test_a_policy_is_evaluated_where_the_episodes_it_learnt_from_are_gone(tmp_path: Path) -> None:
+    run, recipe = tmp_path / "run", write_cloning(tmp_path)
+    assert main(["train", str(recipe), "--run-dir", str(run), "runner.total_steps=1"]) == 0
+    (tmp_path / "episodes").rename(tmp_path / "moved")
+    assert main(["eval", str(run), "evaluation.episodes=2", "evaluation.seed=9"]) == 0
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+
+
+def test_a_language_model_is_evaluated_where_the_prompts_of_the_training_are_gone(
+    base: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [json.dumps({"prompt": f"{n}=", "solutions": str(n)}) + "\n" for n in range(10, 18)]
+    train, held_out = tmp_path / "train.jsonl", tmp_path / "held_out.jsonl"
+    train.write_text("".join(lines), encoding="utf-8")
+    held_out.write_text(lines[0].replace("10", "19"), encoding="utf-8")
+    recipe, run = tmp_path / "recipe.yaml", tmp_path / "run"
+    recipe.write_text(
+        yaml.safe_dump(
+            {
+                "task": "reasoning",
+                "runner": {"total_steps": 1},
+                "data": {"files": {"train": [str(train)], "validation": [str(held_out)]}},
+                "model": {"path": str(base / "latest" / "model")},
+                "rollout": {
+                    "prompts": 2,
+                    "group_size": 2,
+                    "sampling": {"max_new_tokens": 2},
+                    "engine": {"type": "hf"},
+                },
+                "reward": {"functions": {"answer": {"type": "exact_match"}}},
+                "algorithm": {"type": "grpo"},
+                "actor": {"type": "fsdp", "optim": {"lr": 1e-5}},
+                "validation": {"prompts": 1, "val_check_interval": 0},
+            }
+        ),
+        encoding="utf-8",
+    )
+    assert main(["train", str(recipe), "--run-dir", str(run)]) == 0
+    train.unlink()
+    capsys.readouterr()
+    assert main(["eval", str(run)]) == 0
+    assert "training:" not in capsys.readouterr().out
+    other = tmp_path / "other.jsonl"
+    other.write_text("".join(lines[:3]), encoding="utf-8")
+    words = ["eval", str(run), f"data.files.validation=[{other}]"]
+    assert main([*words, "validation.prompts=3"]) == 0
+    assert "n = 1" in capsys.readouterr().out
+
+    assert main(["resume", str(run), "runner.total_steps=2"]) == 2
+    assert f"{train}" in capsys.readouterr().err

@@ -154,7 +154,17 @@ class RecordFilesConfig(StrictModel, ABC):
                 try:
                     check_records(path, self._take, most=self.max_broken or DEFAULT_MAX_BROKEN)
                 except ConfigError as error:
-                    raise ConfigError(error.reason, key=error.key or key) from error
+                    reason = error.reason + self._named_otherwise(error.reason)
+                    raise ConfigError(reason, key=error.key or key) from error
+
+    def _named_otherwise(self, reason: str) -> str:
+        """By which keys another one is read, where records have none of the name that is sought."""
+        lacking = [
+            name
+            for name in type(self).model_fields
+            if name.endswith("_key") and f"has no key `{getattr(self, name)}`" in reason
+        ]
+        return f"\n  which key is read says {' or '.join(lacking)}" if lacking else ""
 
 
 class FilesConfig(RecordFilesConfig):
@@ -279,24 +289,35 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
         return self.files is None or bool(self.files.validation)
 
     def build(self, tokenizer: PromptTokenizer, reader: PictureReader | None = None) -> PromptSets:
-        """Read or generate the prompts, and tokenise them; ConfigError where nothing is left.
+        """All prompts, see :meth:`build_part`."""
+        train = self.build_part("train", tokenizer, reader)
+        validates = self.validates
+        held_out = self.build_part("validation", tokenizer, reader) if validates else None
+        return PromptSets(train, held_out)
+
+    def build_part(
+        self, part: Part, tokenizer: PromptTokenizer, reader: PictureReader | None = None
+    ) -> PromptDataset:
+        """Read or generate prompts, and tokenise them; ConfigError where nothing is left.
 
         Args:
+            part: Which; there may be none that validate, see :attr:`validates`.
             tokenizer: Of the model.
             reader: Of its pictures, where prompts have some.
         """
         if self.task is not None:
             with in_section("task"):
-                train, held_out = self.task.items("train"), self.task.items("held_out")
-            return PromptSets(
-                *(self._of_items(items, tokenizer, reader) for items in (train, held_out))
-            )
+                items = self.task.items("train" if part == "train" else "held_out")
+            return self._of_items(items, tokenizer, reader)
         assert self.files is not None, "a section names files or a task"
-        validates = bool(self.files.validation)
-        return PromptSets(
-            self._of_files(self.files, "train", tokenizer, reader),
-            self._of_files(self.files, "validation", tokenizer, reader) if validates else None,
-        )
+        return self._of_files(self.files, part, tokenizer, reader)
+
+    @property
+    def for_evaluation(self) -> Self:
+        """Without the files that only training reads: they may be gone."""
+        if self.files is None:
+            return self
+        return self.model_copy(update={"files": self.files.model_copy(update={"train": ()})})
 
     def _of_items(
         self,

@@ -83,8 +83,8 @@ class Simulator:
     """What all adapters say of themselves.
 
     ``observation_space`` is a ``gymnasium.spaces.Dict`` over keys of :data:`Observation`,
-    ``action_space`` a ``Box`` [A] or ``Discrete``. Time limits belong to the host: an adapter does
-    not truncate at ``max_episode_steps``.
+    ``action_space`` a ``Box`` [A], ``Discrete`` or ``MultiDiscrete`` [A]. Time limits belong to the
+    host: an adapter does not truncate at ``max_episode_steps``.
     """
 
     Options: ClassVar[type[Any]]
@@ -156,8 +156,8 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
     """One simulated episode at a time, with ``reset`` and ``step`` of gymnasium.
 
     ``reset(seed=...)`` must depend on the seed alone. ``info["success"]`` and ``info["fail"]``
-    (bool) are read when present. An action is a float32 array [A] for ``Box`` and an ``int`` for
-    ``Discrete``.
+    (bool) are read when present. An action is a float32 array [A], which holds whole numbers for
+    ``MultiDiscrete``, and an ``int`` for one choice.
     """
 
     observation_steps: ClassVar[int] = 1

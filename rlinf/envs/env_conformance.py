@@ -153,8 +153,8 @@ def _actions(spec: EnvSpec) -> np.ndarray:
     """Random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
     generator = np.random.default_rng(_SEED)
     shape = (_ROUNDS, _ENVS, _CHUNK, spec.action_dim)
-    if spec.num_actions is not None:
-        return generator.integers(0, spec.num_actions, shape).astype(np.float32)
+    if spec.choices is not None:
+        return generator.integers(0, spec.choices, shape).astype(np.float32)
     low, high = np.array(spec.action_low), np.array(spec.action_high)
     bounded = np.isfinite(low) & np.isfinite(high)
     low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
@@ -178,7 +178,8 @@ def _spaces(evidence: _Evidence) -> str:
         expected = (_ENVS, *spec.observation_shapes[key])
         require(value.shape == expected, f"'{key}' is {value.shape} instead of {expected}")
     require(
-        all(low < high for low, high in zip(spec.action_low, spec.action_high, strict=True)),
+        spec.choices is not None
+        or all(low < high for low, high in zip(spec.action_low, spec.action_high, strict=True)),
         "an action's lower bound is not below its upper bound",
     )
     shapes = ", ".join(f"{key} {list(shape)}" for key, shape in spec.observation_shapes.items())

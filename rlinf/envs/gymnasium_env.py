@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,12 +23,13 @@ from rlinf.envs.base import (
     SimulatorEnv,
     instruction_bytes,
 )
+from rlinf.envs.gymnasium_pictures import Picture
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.checks import EnvSideFault, checked_flag
 from rlinf.errors import ConfigError, told
 
-_PICTURE = 16
-"""Pixels of a side from which on bytes in rows and columns are a picture."""
+MOST_CHOICES = 1024
+"""Values of an action of whole numbers, each of which has a logit of its own."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,11 @@ class GymnasiumOptions:
 class GymnasiumEnv(SimulatorEnv):
     """A ``gymnasium`` environment behind the adapter protocol.
 
-    A uint8 image [H, W, 3] becomes ``main_images``, several of a dictionary ``images.NAME``; a
-    ``Text`` the ``instruction``; all else is flattened to ``states`` (what is discrete as one-hot).
-    Actions are ``Box`` of any shape, flattened, or ``Discrete``.
+    A picture becomes ``main_images``, several of a dictionary ``images.NAME``, see
+    :class:`Picture`; a ``Text`` the ``instruction``; all else is flattened to ``states`` (what is
+    discrete as one-hot).
+    Actions are ``Box``, ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` of any shape, flattened;
+    a ``Box`` of whole numbers is a choice for each.
     """
 
     Options = GymnasiumOptions
@@ -96,16 +99,19 @@ class GymnasiumEnv(SimulatorEnv):
         self.control_rate = _control_rate(self._env)
         leaves = dict(_leaves(self._env.observation_space))
         self._instruction = _instruction(options.id, leaves)
-        pictures = [path for path, space in leaves.items() if _is_picture(space)]
+        pictures = {
+            path: picture
+            for path, space in leaves.items()
+            if (picture := Picture.of(f"the observation{_named(path)} of {options.id}", space))
+        }
         others = (*pictures, *([] if self._instruction is None else [self._instruction]))
         vectors = {path: leaf for path, leaf in leaves.items() if path not in others}
         if not all(leaf.is_np_flattenable for leaf in vectors.values()):
             raise ConfigError(f"{options.id} has observations of varying size", key="options.id")
-        _refuse_other_pictures(options.id, vectors)
         only = len(pictures) == 1
         self._pictures = {
-            "main_images" if only else f"images.{_camera(path, pictures)}": path
-            for path in pictures
+            "main_images" if only else f"images.{_camera(path, pictures)}": (path, picture)
+            for path, picture in pictures.items()
         }
         if len(self._pictures) < len(pictures):
             raise ConfigError(
@@ -114,7 +120,7 @@ class GymnasiumEnv(SimulatorEnv):
                 key="options.id",
             )
         parts: dict[str, gymnasium.Space[Any]] = {
-            name: leaves[path] for name, path in self._pictures.items()
+            name: picture.space for name, (_, picture) in self._pictures.items()
         }
         self._vectors = {path: _flattening(path, leaf) for path, leaf in vectors.items()}
         if vectors:
@@ -227,9 +233,15 @@ class GymnasiumEnv(SimulatorEnv):
         """The action as the environment takes it."""
         space = self._takes
         if isinstance(space, spaces.Discrete):
-            return int(action) + int(space.start)
+            return int(np.asarray(action).reshape(())) + int(space.start)
         given = np.asarray(action, space.dtype).reshape(space.shape or ())
+        if isinstance(space, spaces.MultiDiscrete):
+            return given + space.start
+        if isinstance(space, spaces.MultiBinary):
+            return given
         assert isinstance(space, spaces.Box)
+        if np.issubdtype(space.dtype, np.integer):
+            return given + space.low
         if space.dtype != np.float32:  # the bound that was rounded may lie beyond its own
             given = np.clip(given, space.low, space.high)
         return given
@@ -237,7 +249,10 @@ class GymnasiumEnv(SimulatorEnv):
     def _converted(self, observation: Any) -> Observation:
         if self._has_keys:
             _refuse_other_keys(observation, self._shows)
-        found = {name: np.asarray(_at(observation, path)) for name, path in self._pictures.items()}
+        found = {
+            name: picture.read(_at(observation, path))
+            for name, (path, picture) in self._pictures.items()
+        }
         if self._vectors:
             parts = [flat(_at(observation, path)) for path, flat in self._vectors.items()]
             # A copy: the simulator may keep its array.
@@ -327,7 +342,7 @@ def _at(observation: Any, path: tuple[str, ...]) -> Any:
 def _flattening(path: tuple[str, ...], space: gymnasium.Space[Any]) -> Callable[[Any], np.ndarray]:
     """What makes a vector of a value of ``space``; an EnvSideFault where it is of another shape or
     type, which would mean something else in the same places."""
-    name = "".join(f" `{key}`" for key in path)
+    name = _named(path)
 
     def refusal(value: Any) -> EnvSideFault:
         shown = " ".join(repr(value).split())[:100]
@@ -378,41 +393,37 @@ def _instruction(
     return texts[0] if texts else None
 
 
-def _camera(path: tuple[str, ...], every: Sequence[tuple[str, ...]]) -> str:
+def _named(path: tuple[str, ...]) -> str:
+    return "".join(f" `{key}`" for key in path)
+
+
+def _camera(path: tuple[str, ...], every: Collection[tuple[str, ...]]) -> str:
     """The last key of a picture, all of them where several pictures end in the same; with `_` for
     what is no letter, digit or `_`."""
     alone = sum(each[-1] == path[-1] for each in every) == 1
     return re.sub(r"\W", "_", path[-1] if alone else "_".join(path))
 
 
-def _is_picture(space: gymnasium.Space[Any]) -> bool:
-    shape = space.shape or ()
-    return space.dtype == np.uint8 and len(shape) == 3 and shape[2] == 3
-
-
-def _refuse_other_pictures(
-    name: str, leaves: Mapping[tuple[str, ...], gymnasium.Space[Any]]
-) -> None:
-    """Pictures in another form would be read as states, number by number."""
-    for path, leaf in leaves.items():
-        shape = leaf.shape or ()
-        if leaf.dtype == np.uint8 and len(shape) in (2, 3) and sorted(shape)[-2] >= _PICTURE:
-            key = "".join(f" `{part}`" for part in path)
-            raise ConfigError(
-                f"{name} shows{key} uint8 {list(shape)}; a picture here is uint8 [H, W, 3]: turn "
-                "it with gymnasium.wrappers.TransformObservation, or let "
-                "gymnasium.wrappers.FlattenObservation make states of it",
-                key="options.id",
-            )
-
-
 def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:
     if isinstance(space, spaces.Discrete):
         return spaces.Discrete(int(space.n))
+    if isinstance(space, spaces.MultiDiscrete):
+        return spaces.MultiDiscrete(space.nvec.reshape(-1))
+    if isinstance(space, spaces.MultiBinary):
+        return spaces.MultiDiscrete([2] * int(np.prod(space.shape)))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         low, high = (limit.reshape(-1).astype(np.float32) for limit in (space.low, space.high))
         return spaces.Box(low, high, dtype=np.float32)
+    if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        counts = space.high.astype(np.float64) - space.low + 1
+        if counts.max() <= MOST_CHOICES:
+            return spaces.MultiDiscrete(counts.astype(np.int64).reshape(-1))
+        raise ConfigError(
+            f"the actions of {name} are {space}, whole numbers of {counts.max():.0f} values; "
+            f"nearest: at most {MOST_CHOICES}, or a Box of floats which the environment rounds",
+            key="options.id",
+        )
     raise ConfigError(
-        f"the actions of {name} are {space}; Box of floats and Discrete are known",
+        f"the actions of {name} are {space}; known: Box, Discrete, MultiDiscrete and MultiBinary",
         key="options.id",
     )

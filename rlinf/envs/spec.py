@@ -31,11 +31,11 @@ class EnvSpec:
     action_kind: str
     """``continuous`` (Box) or ``discrete``."""
     action_dim: int
-    """A; 1 for a discrete action, which travels as its index."""
+    """A; of discrete actions how many are chosen at a time, each of which travels as its index."""
     action_low: tuple[float, ...]
-    """[A]; 0 for a discrete action."""
+    """[A]; 0 for discrete actions."""
     action_high: tuple[float, ...]
-    """[A]; number of choices - 1 for a discrete action."""
+    """[A]; number of choices - 1 for discrete actions."""
     task_descriptions: tuple[str, ...]
     """In words; empty when the simulator has none. Where there are several, observations hold
     ``task_ids``, the index of the present one."""
@@ -48,9 +48,11 @@ class EnvSpec:
     """Actions per second; None where it is not known."""
 
     @property
-    def num_actions(self) -> int | None:
-        """Number of choices of a discrete action, None for a continuous one."""
-        return int(self.action_high[0]) + 1 if self.action_kind == "discrete" else None
+    def choices(self) -> tuple[int, ...] | None:
+        """[A] numbers of choices of discrete actions, None for continuous ones."""
+        if self.action_kind != "discrete":
+            return None
+        return tuple(int(high) + 1 for high in self.action_high)
 
     @property
     def observation_steps(self) -> int:
@@ -132,13 +134,17 @@ def _observation_boxes(space: Any, name: str) -> dict[str, spaces.Box]:
 
 def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple[float, ...]]:
     if isinstance(space, spaces.Discrete):
-        if space.start != 0:
-            raise ConfigError(f"{name}: a Discrete action space must start at 0, is {space}")
-        return "discrete", (0.0,), (float(space.n - 1),)
+        space = spaces.MultiDiscrete([space.n], start=[space.start])
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        if space.start.any():
+            raise ConfigError(f"{name}: discrete actions must start at 0, are {space}")
+        return "discrete", (0.0,) * len(space.nvec), tuple(float(n - 1) for n in space.nvec)
     if isinstance(space, spaces.Box) and len(space.shape) == 1:
         low, high = (tuple(float(x) for x in limit) for limit in (space.low, space.high))
         return "continuous", low, high
-    raise ConfigError(f"{name}: action_space must be a Box [A] or Discrete, is {space}")
+    raise ConfigError(
+        f"{name}: action_space must be a Box [A], Discrete or MultiDiscrete [A], is {space}"
+    )
 
 
 def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> list[str]:
@@ -155,6 +161,7 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
         "observation_shapes": (kept, shown),
         "action_dim": (recorded.action_dim, played.action_dim),
         "action_kind": (recorded.action_kind, played.action_kind),
+        "choices": (recorded.choices, played.choices),
     }
     for name, (theirs, own) in compared.items():
         if theirs != own:
@@ -310,7 +317,10 @@ def _refuse_other(key: str, spec: EnvSpec, first: str, wanted: EnvSpec) -> None:
                 f"nearest: {list(other)}",
                 key=key,
             )
-    kinds = [f"{each.num_actions or ''} {each.action_kind}".strip() for each in (spec, wanted)]
+    kinds = [
+        f"{' × '.join(map(str, each.choices or ()))} {each.action_kind}".strip()
+        for each in (spec, wanted)
+    ]
     if kinds[0] != kinds[1]:
         raise ConfigError(
             f"takes {kinds[0]} actions, {first} {kinds[1]} ones, and one policy gives one kind; "

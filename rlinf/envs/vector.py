@@ -140,10 +140,15 @@ class VectorEnv(ABC):
         return spaces.Dict(entries)
 
     @property
-    def single_action_space(self) -> spaces.Box | spaces.Discrete:
+    def single_action_space(self) -> spaces.Box | spaces.Discrete | spaces.MultiDiscrete:
         """The gymnasium space of one primitive action."""
         spec = self.env_spec
-        if spec.num_actions is not None:
-            return spaces.Discrete(spec.num_actions)
+        if spec.choices is not None:
+            several = len(spec.choices) > 1
+            return (
+                spaces.MultiDiscrete(list(spec.choices))
+                if several
+                else spaces.Discrete(spec.choices[0])
+            )
         low, high = (np.array(x, np.float32) for x in (spec.action_low, spec.action_high))
         return spaces.Box(low, high, dtype=np.float32)

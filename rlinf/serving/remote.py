@@ -63,6 +63,8 @@ class RemotePolicy(Policy):
             },
             "tasks": list(env_spec.task_descriptions),
         }
+        if env_spec.choices is not None:  # what bounds continuous ones is clipped here, too
+            own["action_high"] = list(env_spec.action_high)
         for name, wanted in own.items():
             if told[name] != wanted:
                 raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "

@@ -42,6 +42,7 @@ def build(observations, actions, **options) -> GymnasiumEnv:
 
 
 IMAGE = spaces.Box(0, 255, (8, 6, 3), np.uint8)
+ONE = spaces.Discrete(2)
 PLAIN = spaces.Box(-1, 1, (3,), np.float64)
 
 
@@ -67,7 +68,7 @@ def test_observations(observations, key, shape, dtype):
 def test_continuous_actions_of_any_shape_arrive_in_that_shape():
     env = build(PLAIN, spaces.Box(-3.0, 4.0, (2, 2), np.float32))
     spec = spec_of(env, 10)
-    assert (spec.action_kind, spec.action_dim, spec.num_actions) == ("continuous", 4, None)
+    assert (spec.action_kind, spec.action_dim, spec.choices) == ("continuous", 4, None)
     assert (spec.action_low, spec.action_high) == ((-3.0,) * 4, (4.0,) * 4)
     env.reset(seed=0)
     env.step(np.ones(4, np.float32))
@@ -139,9 +140,28 @@ def test_a_reward_that_is_no_number_is_left_to_who_reads_it(reward, options, mon
 def test_discrete_actions_arrive_as_their_number():
     env = build(PLAIN, spaces.Discrete(3, start=5))
     spec = spec_of(env, 10)
-    assert (spec.action_kind, spec.action_dim, spec.num_actions) == ("discrete", 1, 3)
+    assert (spec.action_kind, spec.action_dim, spec.choices) == ("discrete", 1, (3,))
     env.reset(seed=0)
     env.step(2)
+
+
+@pytest.mark.parametrize(
+    ("actions", "choices", "given"),
+    [
+        (spaces.MultiDiscrete([2, 4], start=[3, -1]), (2, 4), [1, 3]),
+        (spaces.MultiDiscrete([[2, 4], [3, 1]]), (2, 4, 3, 1), [1, 3, 2, 0]),
+        (spaces.MultiDiscrete([3]), (3,), 2),
+        (spaces.MultiBinary((2, 2)), (2, 2, 2, 2), [1, 0, 1, 1]),
+        (spaces.Box(np.array([-1, 2]), np.array([1, 5]), dtype=np.int64), (3, 4), [2, 3]),
+        (spaces.Box(3, 255, (1,), np.uint8), (253,), 252),
+    ],
+)
+def test_several_choices_arrive_as_the_space_has_them(actions, choices, given):
+    env = build(PLAIN, actions)
+    spec = spec_of(env, 10)
+    assert (spec.action_kind, spec.action_dim, spec.choices) == ("discrete", len(choices), choices)
+    env.reset(seed=0)
+    env.step(given if isinstance(given, int) else np.array(given, np.float32))
 
 
 def test_success_by_info_or_by_return():
@@ -159,7 +179,8 @@ def test_success_by_info_or_by_return():
 @pytest.mark.parametrize(
     ("observations", "actions", "message"),
     [
-        (PLAIN, spaces.MultiDiscrete([2, 2]), "Box of floats and Discrete"),
+        (PLAIN, spaces.Tuple([spaces.Discrete(2)]), "Box, Discrete, MultiDiscrete and MultiBinary"),
+        (PLAIN, spaces.Box(0, 5000, (2,), np.int32), "5001 values; nearest: at most 1024"),
         (spaces.Sequence(PLAIN), spaces.Discrete(2), "varying size"),
     ],
 )
@@ -226,10 +247,53 @@ def test_it_is_also_found_where_the_time_limit_of_a_run_ends_episodes():
         env.reset(seed=1)
 
 
-@pytest.mark.parametrize("shape", [(84, 84), (84, 84, 4), (3, 64, 64)])
-def test_pictures_of_another_form_are_refused(shape):
-    with pytest.raises(ConfigError, match=r"shows uint8 .*; a picture here is uint8 \[H, W, 3\]"):
+@pytest.mark.parametrize(
+    ("shape", "as_einsum", "wanted"),
+    [
+        ((20, 30), "hw", "hw"),
+        ((20, 30, 1), "hw1", "hw"),
+        ((1, 20, 30), "1hw", "hw"),
+        ((20, 30, 3), "hwc", "hwc"),
+        ((3, 20, 30), "chw", "hwc"),
+        ((4, 20, 30), "nhw", "nhw"),
+        ((20, 30, 4), "hwn", "nhw"),
+        ((2, 20, 30, 3), "nhwc", "nhwc"),
+        ((2, 3, 20, 30), "nchw", "nhwc"),
+        ((2, 20, 30, 1), "nhw1", "nhw"),
+        ((2, 1, 20, 30), "n1hw", "nhw"),
+    ],
+)
+def test_pictures_of_every_form_are_read_alike(shape, as_einsum, wanted):
+    shown = spaces.Dict({"camera": spaces.Box(0, 255, shape, np.uint8)})
+    env = build(shown, spaces.Discrete(2))
+    found, _ = env.reset(seed=3)
+    shown.seed(3)
+    expected = np.einsum(f"{as_einsum.replace('1', 'o')}->{wanted}", shown.sample()["camera"])
+    if "c" not in wanted:  # grey, which is equal in all three colours
+        expected = np.stack([expected] * 3, axis=-1)
+    assert np.array_equal(found["main_images"], expected)
+    assert spec_of(env, 10).observation_shapes == {"main_images": expected.shape}
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 84), (4, 84, 84, 84), (20, 84, 84, 5)])
+def test_bytes_in_rows_and_columns_of_no_known_form_are_refused(shape):
+    with pytest.raises(ConfigError, match=r"the observation of Odd-v0 is uint8 .*; pictures are"):
         build(spaces.Box(0, 255, shape, np.uint8), spaces.Discrete(2))
+
+
+def test_a_picture_of_another_shape_than_its_space_is_a_fault_of_the_environment():
+    class Wide(Odd):
+        def reset(self, *, seed=None, options=None):
+            return np.zeros((20, 31), np.uint8), {}
+
+    gymnasium.register("Wide-v0", entry_point=Wide)
+    try:
+        kwargs = {"observations": spaces.Box(0, 255, (20, 30), np.uint8), "actions": ONE}
+        env = GymnasiumEnv(GymnasiumOptions(id="Wide-v0", kwargs=kwargs, render_mode=None))
+        with pytest.raises(EnvSideFault, match=r"is uint8\[20, 31\], not uint8\[20, 30\]"):
+            env.reset(seed=0)
+    finally:
+        gymnasium.registry.pop("Wide-v0")
 
 
 def test_a_small_board_of_bytes_is_states():

@@ -40,7 +40,7 @@ def resume_equals_going_on(config: EnvConfig, chunk: int, stages: int = 1) -> di
         low, high = spec.action_low, spec.action_high
         shape = (24, 4, chunk, spec.action_dim)
         actions = generator.uniform(low, high, shape).astype(np.float32).round(3)
-        if spec.num_actions:
+        if spec.choices:
             actions = actions.round()
 
         def play(target: SupervisedVectorEnv, rounds: range) -> list[VectorStep]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,6 +92,36 @@ def test_uniform_noise_draws_each_action_as_often_as_it_is_likely() -> None:
         sample = policy.sample(states, {ACTIONS: torch.full((rows, 2, 1), edge)})
         assert bool(((sample.actions >= 0) & (sample.actions < CHOICES)).all())
         assert bool(sample.log_probs.isfinite().all())
+
+
+@pytest.mark.parametrize("choices", [(2, 5, 3), (4, 4)])
+def test_several_choices_are_those_of_torch_one_by_one(choices: tuple[int, ...]) -> None:
+    spec = replace(
+        SPEC,
+        action_dim=len(choices),
+        action_low=(0.0,) * len(choices),
+        action_high=tuple(n - 1.0 for n in choices),
+    )
+    assert [each for each in check_policy(CONFIG, spec, ranks=False) if not each.passed] == []
+    policy, states = CONFIG.build(spec), seen(200)
+    assert isinstance(policy, CategoricalPolicy)
+    noise = draw_noise(policy.noise, (200,), torch.Generator().manual_seed(1))
+    sample = policy.sample(states, noise)
+    found = policy.evaluate_actions(states | sample.forward_inputs)
+    chosen, best = sample.actions, policy.sample(states, None).actions
+    logits = policy.actor(policy.encode(states)).view(200, 2, sum(choices))
+    for place, part in enumerate(logits.split(choices, dim=-1)):
+        reference = torch.distributions.Categorical(logits=part)
+        torch.testing.assert_close(
+            found.log_probs[..., place], reference.log_prob(chosen[..., place])
+        )
+        torch.testing.assert_close(found.entropy[..., place], reference.entropy())
+        assert set(chosen[..., place].unique().tolist()) == set(range(choices[place]))
+        assert torch.equal(best[..., place], part.argmax(-1).float())
+    torch.testing.assert_close(sample.log_probs, found.log_probs)
+    found.log_probs.sum().backward()
+    gradients = [each.grad for each in policy.actor.parameters()]
+    assert all(each is not None and bool(each.isfinite().all()) for each in gradients)
 
 
 def test_the_other_kind_of_actions_is_refused_with_the_nearest_policy() -> None:

@@ -64,7 +64,7 @@ class EnvHost:
         never_black = self._simulator(rows[0]).never_black
         self._observations = ObservationRows(block.group("observation"), never_black)
         self._finals = ObservationRows(block.group("final"), never_black)
-        self._discrete = spec.action_kind == "discrete"
+        self._one_choice = spec.choices is not None and len(spec.choices) == 1
         self._tells_task = TASK_IDS in spec.observation_shapes
         self._episodes = Episodes(
             block=block,
@@ -228,7 +228,7 @@ class EnvHost:
 
     def _step_env(self, env: SimulatorEnv, action: np.ndarray, *, blind: bool) -> Any:
         self._progress[1] += 1
-        given: Any = int(action[0]) if self._discrete else action
+        given: Any = int(action[0]) if self._one_choice else action
         if blind and env.skips_observations:
             found = (None, *answered(_STEP[1:], env.step_blind, given))
         else:

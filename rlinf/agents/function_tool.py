@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from rlinf.agents.tool import Tool, ToolConfig
+from rlinf.agents.tool import Tool, ToolConfig, ToolError
 from rlinf.config.user_function import UserFunctionConfig
 
 
@@ -19,7 +21,8 @@ class FunctionToolConfig(UserFunctionConfig, ToolConfig):
 
 
 class FunctionTool(Tool):
-    """``function(arguments, **options)`` gives the reply."""
+    """``function(arguments, **options)`` gives the reply; where calls have names,
+    ``function(**arguments, **options)``."""
 
     def __init__(self, config: FunctionToolConfig) -> None:
         self._function, self._options = config.load(), config.options
@@ -28,4 +31,14 @@ class FunctionTool(Tool):
     def call(self, arguments: str) -> str:
         """What the function returns, or raises."""
         reply: str = self._function(arguments, **self._options)
+        return reply
+
+    def call_by_names(self, arguments: Mapping[str, Any]) -> str:
+        """The same of a call with names; ToolError where the function does not take them."""
+        given = {**arguments, **self._options}
+        try:
+            inspect.signature(self._function).bind(**given)
+        except TypeError as error:
+            raise ToolError(str(error)) from error
+        reply: str = self._function(**given)
         return reply

@@ -5,9 +5,11 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
+import json
 import re
 from abc import ABC, abstractmethod
-from typing import Annotated, ClassVar, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -15,8 +17,6 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.registry import Registry, load_attribute
 
-RESULT_TAGS = ("<result>", "</result>")
-"""What stands around the reply to a call."""
 _TAKEN = {"answer", "result", "think"}
 
 
@@ -42,6 +42,14 @@ class Tool(ABC):
         ToolError where it cannot be answered; the model is told why. Of anything else that is
         raised it is told that the tool failed, and it is counted.
         """
+
+    def call_by_names(self, arguments: Mapping[str, Any]) -> str:
+        """The reply to a call whose form has a value for each name: that of :meth:`call` to the
+        only one, where it is a text, else to all of them as JSON."""
+        values = list(arguments.values())
+        if len(values) == 1 and isinstance(values[0], str):
+            return self.call(values[0])
+        return self.call(json.dumps(arguments, ensure_ascii=False))
 
 
 class ToolConfig(StrictModel):
@@ -69,11 +77,19 @@ REGISTRY = Registry("tool", "rlinf.tools", TOOLS, ToolConfig)
 
 
 class AgentConfig(StrictModel):
-    """Answers in turns: `<NAME>…</NAME>` ends a turn and calls the tool of that name, the reply
-    follows as `<result>…</result>`, and the model goes on."""
+    """Answers in turns: a call ends a turn, the reply of the tool follows, and the model goes
+    on."""
+
+    only_with: ClassVar = {"reply_tags": "calls: tags"}
 
     tools: dict[str, Annotated[ToolConfig, Component(REGISTRY)]] = Field(min_length=1)
     """The tools by the names under which the model calls them."""
+    calls: Literal["tags", "chat_template"] = "tags"
+    """In which form: `tags`, `<NAME>…</NAME>` and the reply between `reply_tags`; `chat_template`,
+    `<tool_call>{"name": NAME, "arguments": {…}}</tool_call>` as Hermes and Qwen models write it,
+    and replies as messages of the role `tool`."""
+    reply_tags: tuple[str, str] = ("<result>", "</result>")
+    """What stands before and behind a reply."""
     max_turns: int = Field(default=4, ge=1)
     """Turns of an answer; a call in the last one cuts the answer off."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
@@ -82,20 +98,21 @@ class AgentConfig(StrictModel):
     max_call_seconds: float = Field(default=10.0, gt=0, le=3600)
     """Time of a call; one that takes longer has failed, as one that raises has."""
     max_reply_tokens: int = Field(default=64, ge=1)
-    """Tokens of a reply between its tags; what is longer is cut off."""
+    """Tokens of a reply, without what stands around it; what is longer is cut off."""
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
+        form, taken = r"[a-z][a-z0-9_]*", _TAKEN
+        legal = "small letters, digits and _, and none of " + ", ".join(sorted(_TAKEN))
+        if self.calls == "chat_template":
+            form, taken, legal = r"[A-Za-z_][\w.-]*", set(), "letters, digits, _, - and ."
         for name in self.tools:
-            if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or name in _TAKEN:
-                raise illegal(
-                    f"tools.{name}",
-                    "cannot be the name of a tool",
-                    hint="small letters, digits and _, and none of " + ", ".join(sorted(_TAKEN)),
-                )
+            if not re.fullmatch(form, name) or name in taken:
+                raise illegal(f"tools.{name}", "cannot be the name of a tool", hint=legal)
         return self
 
     @property
     def whole(self) -> tuple[str, ...]:
         """Texts that a tokenizer that is trained for the run should take for one token each."""
-        return (*(t for name in self.tools for t in (f"<{name}>", f"</{name}>")), *RESULT_TAGS)
+        marks = (f"<{sign}{name}>" for name in self.tools for sign in ("", "/"))
+        return (*marks, *self.reply_tags)

@@ -5,9 +5,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 from rlinf.agents.tool import Tool, ToolError
 from rlinf.errors import RunFailure, told
+
+Arguments = str | Mapping[str, Any]
+"""A text, or values by name."""
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +38,12 @@ class ToolCalls:
         self._name, self._tool, self._seconds = name, tool, seconds
         self._answered = False
         self._abandoned = 0
-        self._calls: queue.SimpleQueue[str | None] | None = None
+        self._calls: queue.SimpleQueue[Arguments | None] | None = None
         self._replies: queue.SimpleQueue[object]
         self.failures = 0
         """Calls so far that failed."""
 
-    def call(self, arguments: str) -> str:
+    def call(self, arguments: Arguments) -> str:
         """The reply of the tool.
 
         Raises:
@@ -55,7 +60,7 @@ class ToolCalls:
         self._note(reply, arguments)
         raise ToolError("the tool failed")
 
-    def _reply(self, arguments: str) -> object:
+    def _reply(self, arguments: Arguments) -> object:
         """A text, what was raised, or something else that the tool returned."""
         if self._calls is None:
             self._calls, self._replies = queue.SimpleQueue(), queue.SimpleQueue()
@@ -70,12 +75,12 @@ class ToolCalls:
             self._calls, self._abandoned = None, self._abandoned + 1
             return TimeoutError(f"no reply within {self._seconds:g} s")
 
-    def _note(self, reply: object, arguments: str) -> None:
+    def _note(self, reply: object, arguments: Arguments) -> None:
         """Count a failure; a RunFailure where there were too many."""
         self.failures += 1
         error = reply if isinstance(reply, BaseException) else None
         why = f"replied with no text: {reply!r:.500}" if error is None else told(error)
-        text = f"the tool {self._name} failed at {arguments[:200]!r}: {why}"
+        text = f"the tool {self._name} failed at {arguments!r:.200}: {why}"
         if self.failures == 1:
             log.warning("%s; further failures are counted", text, exc_info=error)
         never = not self._answered and self.failures >= _MOST_NEVER_ANSWERED
@@ -93,10 +98,13 @@ class ToolCalls:
 
 
 def _serve(
-    tool: Tool, calls: queue.SimpleQueue[str | None], replies: queue.SimpleQueue[object]
+    tool: Tool, calls: queue.SimpleQueue[Arguments | None], replies: queue.SimpleQueue[object]
 ) -> None:
     while (arguments := calls.get()) is not None:
         try:
-            replies.put(tool.call(arguments))
+            if isinstance(arguments, str):
+                replies.put(tool.call(arguments))
+            else:
+                replies.put(tool.call_by_names(arguments))
         except BaseException as error:  # noqa: BLE001 - one call must not end the run
             replies.put(error)

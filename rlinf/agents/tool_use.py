@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlinf.agents.tool import RESULT_TAGS, AgentConfig, ToolError
+from rlinf.agents.call_forms import Call, CallForm, ChatTemplate, Tags
+from rlinf.agents.tool import AgentConfig, ToolError
 from rlinf.agents.tool_calls import ToolCalls
 from rlinf.errors import RunFailure, in_section
 
 
 class ToolUse:
-    """Says what follows a turn of the model, in the tokens of its tokenizer."""
+    """Says what follows a turn of the model, in the tokens of its tokenizer.
 
-    def __init__(self, config: AgentConfig, tokenizer: Any) -> None:
+    Args:
+        config: The tools, and in which form they are called.
+        tokenizer: Of the model.
+        template_arguments: What its chat template is told beside the messages.
+    """
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        tokenizer: Any,
+        template_arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         self._config = config
         self._tokenizer = tokenizer
         self._tools: dict[str, ToolCalls] = {}
@@ -24,22 +35,29 @@ class ToolUse:
             with in_section(f"rollout.agent.tools.{name}"):
                 tool = section.build()
             self._tools[name] = ToolCalls(name, tool, seconds=config.max_call_seconds)
-        self._ends = {f"</{name}>": name for name in self._tools}
-        single = {end: self._encoded(end) for end in self._ends}
-        self.turn_ends = tuple(tokens[0] for tokens in single.values() if len(tokens) == 1)
+        coded = (self._encoded, self._decoded)
+        self._form: CallForm
+        if config.calls == "tags":
+            self._form = Tags(self._tools, config.reply_tags, *coded)
+        else:
+            self._form = ChatTemplate(self._tools, tokenizer, template_arguments or {}, *coded)
+        self.turn_ends = self._form.turn_ends
         """Tokens that end a call."""
-        self.stop = tuple(end for end, tokens in single.items() if len(tokens) > 1)
+        self.stop = self._form.stop
         """Texts that end a call and are more than one token."""
 
     def reply(self, turn: Sequence[int] | np.ndarray) -> np.ndarray | None:
         """The tokens [m] that follow a turn; None where it calls no tool: the answer is over."""
         tokens = [int(token) for token in turn]
-        text, before = self._decoded(tokens), self._decoded(tokens[:-1])
-        for end, name in self._ends.items():
-            # The last token completed the call; one in the middle of a turn is only text.
-            if text.count(end) > before.count(end):
-                return self._wrapped(self._result(name, text[: text.rindex(end)]))
-        return None
+        calls = self._form.calls(tokens)
+        if not calls:
+            return None
+        first, *others = self._form.around(tokens, len(calls))
+        given = list(first)
+        for call, behind in zip(calls, others, strict=True):
+            given += self._encoded(self._result(call))[: self._config.max_reply_tokens]
+            given += behind
+        return np.array(given, np.int64)
 
     @property
     def failures(self) -> int:
@@ -52,15 +70,16 @@ class ToolUse:
             tool.close()
 
     def demonstration(self, said: str) -> tuple[list[int], list[bool]]:
-        """Tokens of an answer with the replies to its calls, and which of them the model says.
+        """Tokens of an answer with the replies to its calls, and which of them the model says; in
+        the form of tags.
 
         Raises:
             RunFailure: A tool failed, which is nothing to be taught.
         """
-        ends = "|".join(re.escape(end) for end in self._ends)
+        assert isinstance(self._form, Tags), "a rule of the config"
         tokens: list[int] = []
         sampled: list[bool] = []
-        for turn in re.findall(f".*?(?:{ends})|.+", said, re.DOTALL):
+        for turn in self._form.turns(said):
             own = self._encoded(turn)
             reply = self.reply(own)
             given = [] if reply is None else reply.tolist()
@@ -70,25 +89,19 @@ class ToolUse:
             raise RunFailure(f"a tool failed at a call of what is to be learnt: {said[:200]!r}")
         return tokens, sampled
 
-    def _result(self, name: str, before: str) -> str:
-        """What a tool says to the call that a text ends in."""
-        begin = f"<{name}>"
+    def _result(self, call: Call | ToolError) -> str:
+        """What a tool says to a call."""
         try:
-            if begin not in before:
-                raise ToolError("call without a beginning")
-            return self._tools[name].call(before[before.rindex(begin) + len(begin) :])
+            if isinstance(call, ToolError):
+                raise call
+            return self._tools[call.name].call(call.arguments)
         except ToolError as error:
             return f"error: {error}"
-
-    def _wrapped(self, text: str) -> np.ndarray:
-        inner = self._encoded(text)[: self._config.max_reply_tokens]
-        opening, closing = (self._encoded(tag) for tag in RESULT_TAGS)
-        return np.array([*opening, *inner, *closing], np.int64)
 
     def _encoded(self, text: str) -> list[int]:
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return tokens
 
-    def _decoded(self, tokens: list[int]) -> str:
+    def _decoded(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
         return text

@@ -120,6 +120,11 @@ class ReasoningConfig(AnsweringConfig):
         return self.actor.global_batch_size(self.rollout.sequences)
 
     @property
+    def template_arguments(self) -> dict[str, Any]:
+        """See :attr:`ChatTemplateConfig.template_arguments`."""
+        return self.data.template_arguments
+
+    @property
     def training_steps(self) -> int:
         """Steps of the run."""
         return self.runner.total_steps
@@ -275,6 +280,19 @@ class ReasoningConfig(AnsweringConfig):
                 hint="leave the section out, or write data.task",
             )
         agent, task = self.rollout.agent, self.data.task
+        if agent is not None and agent.calls == "chat_template":
+            if not self.data.apply_chat_template:
+                yield illegal(
+                    "rollout.agent.calls",
+                    "is chat_template where prompts are not in the chat template",
+                    hint="write data.apply_chat_template: true, or calls: tags",
+                )
+            if self.warm_start is not None:
+                yield illegal(
+                    "rollout.agent.calls",
+                    "is chat_template, and what a warm start learns calls by tags",
+                    hint="nearest: tags, or no warm_start",
+                )
         for name in () if task is None else task.called_tools:
             if agent is None or name not in agent.tools:
                 yield illegal(

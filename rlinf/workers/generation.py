@@ -79,7 +79,7 @@ class GenerationWorker(StageWorker):
             return
         agent = config.rollout.agent
         if agent is not None:
-            self._tools = ToolUse(agent, tokenizer)
+            self._tools = ToolUse(agent, tokenizer, config.template_arguments)
             self._engine = Conversations(
                 self._engine,
                 self._tools,

@@ -43,6 +43,7 @@ OPTION_KEYS = ("env.train.options.",)  # belong to the adapter, which checks the
 OWN_KEYS = (
     "cluster.component_placement.",
     "data.observations.",
+    "data.chat_template_kwargs.",
     "data.tasks.",
     "cluster.residency.",
     "reward.functions.",

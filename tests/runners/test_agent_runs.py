@@ -60,6 +60,28 @@ def test_the_same_model_without_the_tool(tmp_path: Path) -> None:
         small_config(tmp_path, *CALLING, "rollout.agent=null")
 
 
+def test_calls_by_the_chat_template(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}<eos>{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    by_template = (
+        *CALLING[:-2], "data.task.calls=null", "rollout.agent.calls=chat_template",
+        "data.max_prompt_length=32", "model.architecture.max_position_embeddings=64",
+    )  # fmt: skip
+    written = ("data.apply_chat_template=true", f"data.chat_template={template}")
+    with pytest.raises(UserError, match=r"prompts are not in the chat template"):
+        small_config(tmp_path, *by_template, "warm_start=null")
+    with pytest.raises(UserError, match=r"what a warm start learns calls by tags"):
+        small_config(tmp_path, *by_template, *written)
+    run = train(tmp_path, *by_template, *written, "warm_start=null", "runner.total_steps=1")
+    assert untimed(run)[1]["rollout/turns"] >= 1
+    template.write_text("{{ messages[0].content }}")
+    with pytest.raises(ConfigError, match=r"writes no messages of the role `tool`"):
+        train(tmp_path / "other", *by_template, *written, "warm_start=null")
+
+
 @needs_two_cores
 @pytest.mark.parametrize(
     "placement", ["disaggregated", pytest.param("two engines", marks=pytest.mark.slow)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -88,6 +88,11 @@ class AnsweringConfig(LanguageRunConfig):
     critic: CriticTrainerConfig | None = None
     """Trainer of the value network; only for an algorithm that needs one."""
     weight_sync: WeightSyncSection = AutoConfig()
+
+    @property
+    @abstractmethod
+    def template_arguments(self) -> dict[str, Any]:
+        """What a chat template is told beside the messages."""
 
     @property
     @abstractmethod

@@ -275,20 +275,22 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
         told: Mapping[str, Any],
     ) -> tuple[str, str]:
         """Text of the prompt, and what follows it."""
-        answer = item.answer
+        answer, said = item.answer, None
         if self.files is not None and self.files.answer_key is None:
             if isinstance(content, str) or content[-1]["role"] != "assistant" or len(content) < 2:
                 raise UnusableRecordError(
                     f"`{self.files.prompt_key}` is no conversation that ends with the assistant"
                 )
-            content, answer = content[:-1], content[-1]["content"]
+            content, said = content[:-1], content[-1]  # with the calls of tools in it
+            answer = said["content"]
         if isinstance(answer, list) and len(answer) == 1:
             answer = answer[0]  # as readers give a text
         if not isinstance(answer, str):
             raise UnusableRecordError(f"the answer is a text, not {type(answer).__name__}")
         if self.apply_chat_template:
             prompt = conversation(tokenizer, content, told)
-            text = conversation(tokenizer, content, told, said=answer)
+            said = {"role": "assistant", "content": answer} if said is None else said
+            text = conversation(tokenizer, content, told, said=said)
             if not text.startswith(prompt):  # generation would not continue it like this
                 raise UnusableRecordError(
                     "the chat template does not continue the prompt by the answer"

@@ -87,6 +87,35 @@ def test_every_turn_of_the_assistant_may_be_learnt(tokenizer, write):
         build(tokenizer, files={"train": [write("a.jsonl", *sums(2))], "turns": "all"})
 
 
+def test_calls_of_tools_are_learnt_with_the_message_that_makes_them(tokenizer, write, tmp_path):
+    template = tmp_path / "calls.jinja"
+    template.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "={{ call.function.name }}{% endfor %}{% if m.role == 'assistant' %}<eos>{% endif %}"
+        "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+
+    def learnt(**asking):
+        talk = [
+            {"role": "user", "content": "1+1"},
+            {"role": "assistant", "tool_calls": [call], **asking},
+            {"role": "tool", "content": ""},
+            {"role": "assistant", "content": "2"},
+        ]
+        path = write("a.jsonl", {"messages": talk})
+        files = {
+            "train": [path], "prompt_key": "messages", "answer_key": None, "turns": "all"
+        }  # fmt: skip
+        chat = {"apply_chat_template": True, "chat_template": str(template)}
+        sets = build(tokenizer, files=files, **chat)
+        return [tokenizer.decode(each.target) for each in sets.train.examples]
+
+    assert learnt(content="so") == ["so=add<eos>", "2<eos>"]
+    for silent in ({"content": None}, {"content": ""}, {}):
+        assert learnt(**silent) == ["=add<eos>", "2<eos>"]
+
+
 def test_a_template_that_ends_no_answer_is_told(tokenizer, write, caplog):
     path = write("a.jsonl", *sums(3))
     build(tokenizer, files={"train": [path]}, apply_chat_template=True)

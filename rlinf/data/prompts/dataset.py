@@ -160,30 +160,37 @@ def unknown_token(tokenizer: PromptTokenizer) -> int | None:
 
 def conversation(
     tokenizer: PromptTokenizer,
-    content: str | Sequence[Mapping[str, str]],
+    content: str | Sequence[Message],
     told: Mapping[str, Any],
     *,
-    said: str | None = None,
+    said: Message | None = None,
 ) -> str:
     """The text of messages, or of what a user says, in the chat template.
 
-    It ends where the assistant begins, or with what it ``said``; what is ``told`` is that of
-    :attr:`ChatTemplateConfig.template_arguments`. UnusableRecordError where the template refuses
-    the messages.
+    It ends where the assistant begins, or with the message that it ``said``; what is ``told`` is
+    that of :attr:`ChatTemplateConfig.template_arguments`. UnusableRecordError where the template
+    refuses the messages.
     """
     from jinja2 import TemplateError
 
-    messages = [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
+    messages: list[Message] = (
+        [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
+    )
     if said is not None:
-        messages.append({"role": "assistant", "content": said})
+        messages.append(said)
     try:
-        return str(
+        text = str(
             tokenizer.apply_chat_template(
                 messages, tokenize=False, add_generation_prompt=said is None, **told
             )
         )
     except TemplateError as error:
         raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # in what a message has beside its content
+        raise UnusableRecordError("the messages hold half a character") from error
+    return text
 
 
 def encode_prompts(

@@ -316,13 +316,18 @@ def _content(value: Any, key: str, pictured: bool) -> str | tuple[Message, ...]:
 
 
 def _message(value: Any, key: str, pictured: bool) -> Message:
+    calls = isinstance(value, Mapping) and isinstance(value.get("tool_calls"), list | tuple)
+    if calls and value["tool_calls"] and value.get("content") is None:
+        value = {**value, "content": ""}  # who calls tools need not say anything
     if not isinstance(value, Mapping) or not {"role", "content"} <= value.keys():
         raise UnusableRecordError(f"`{key}` is no message with `role` and `content`")
     if isinstance(value["content"], list):
         value = {**value, "content": _joined(value["content"], key, pictured)}
     if not isinstance(value["role"], str) or not isinstance(value["content"], str):
         raise UnusableRecordError(f"`{key}`: role and content are texts")
-    told = {name: _text(value[name], f"{key}.{name}") for name in ("role", "content")}
+    silent = not value["content"] and (value["role"] == "tool" or bool(value.get("tool_calls")))
+    texts = ("role",) if silent else ("role", "content")
+    told = {name: _text(value[name], f"{key}.{name}") for name in texts}
     # What else a message has is the template's: who says it, calls of tools.
     return {**{name: each for name, each in value.items() if each is not None}, **told}
 

@@ -189,6 +189,18 @@ def test_a_broken_record_costs_itself_and_is_named(tokenizer, write, line):
         assert train.report.broken == 0
 
 
+def test_half_a_character_beside_the_content_of_a_message_is_told(tokenizer, write, tmp_path):
+    template = tmp_path / "names.jinja"
+    template.write_text("{% for m in messages %}{{ m.name }}:{{ m.content }}{% endfor %}")
+    talks = [[{"role": "user", "content": "1", "name": name}] for name in ("a", "\ud83d")]
+    path = write("a.jsonl", [{"prompt": talk, "solutions": "1"} for talk in talks])
+    train = build(
+        tokenizer, [path], apply_chat_template=True, chat_template=str(template)
+    ).train  # fmt: skip
+    assert texts(train) == ["a:1"]
+    assert "half a character" in train.report.examples[0]
+
+
 def test_more_broken_records_than_allowed_are_refused_with_the_first_few(tokenizer, write):
     path = write("a.jsonl", sums(3) + [{"question": "1", "answer": "1"}] * 7)
     assert build(tokenizer, [path], files={"max_broken": 7}).train.report.broken == 7

@@ -12,6 +12,9 @@ from rlinf.agents.tool import AgentConfig, ToolError
 from rlinf.agents.tool_calls import ToolCalls
 from rlinf.errors import RunFailure, in_section
 
+_CHARACTERS = 64
+"""Of a reply that are looked at for each token that it may have."""
+
 
 class ToolUse:
     """Says what follows a turn of the model, in the tokens of its tokenizer.
@@ -55,7 +58,7 @@ class ToolUse:
         first, *others = self._form.around(tokens, len(calls))
         given = list(first)
         for call, behind in zip(calls, others, strict=True):
-            given += self._encoded(self._result(call))[: self._config.max_reply_tokens]
+            given += self._shown(self._result(call))
             given += behind
         return np.array(given, np.int64)
 
@@ -98,8 +101,16 @@ class ToolUse:
         except ToolError as error:
             return f"error: {error}"
 
-    def _encoded(self, text: str) -> list[int]:
-        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
+    def _shown(self, reply: str) -> list[int]:
+        most = self._config.max_reply_tokens
+        # Cut before it is tokenised, which of a text without end takes all the memory there is.
+        # Whatever a tool replies is text: a mark in it ends no turn and speaks for nobody. Half a
+        # character, which JSON of another program may hold, is none that a tokenizer takes.
+        shown = reply[: _CHARACTERS * most].encode("utf-8", "replace").decode()
+        return self._encoded(shown, split_special_tokens=True)[:most]
+
+    def _encoded(self, text: str, **options: bool) -> list[int]:
+        tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=False, **options)
         return tokens
 
     def _decoded(self, tokens: Sequence[int]) -> str:

@@ -161,6 +161,45 @@ def test_long_replies_are_cut_off(words: Any) -> None:
     assert "<result>560</result>" in talk.text(found)
 
 
+def replied(words: Any, folder: Path, body: str) -> Any:
+    """The tokens that follow a call of a function with this body."""
+    file = folder / "own.py"
+    file.write_text(
+        f"from rlinf.agents.tool import ToolError\n\ndef reply(arguments):\n    {body}\n"
+    )
+    section = {"type": "function", "function": f"{file}:reply"}
+    config = AgentConfig(tools={"calc": section}, max_reply_tokens=8)
+    return ToolUse(config, words).reply(words.encode("<calc>1</calc>"))
+
+
+@pytest.mark.parametrize("body", [r"return '1\ud83d2'", r"raise ToolError('1\ud83d2')"])
+def test_half_a_character_in_a_reply_is_none(words: Any, tmp_path: Path, body: str) -> None:
+    text = words.decode(replied(words, tmp_path, body).tolist())
+    assert text in ("<result>1<unk>2</result>", "<result>error: 1</result>")
+
+
+def test_the_end_mark_in_a_reply_is_text(words: Any, tmp_path: Path) -> None:
+    reply = replied(words, tmp_path, "return '1<eos>2'")
+    assert words.eos_token_id not in reply
+    # The same tokenizer goes on to read the mark where the model says it.
+    assert words.encode("<eos>") == [words.eos_token_id]
+
+
+def test_of_a_reply_without_end_the_beginning_is_tokenised(words: Any, tmp_path: Path) -> None:
+    read: list[int] = []
+
+    class Counting:
+        def encode(self, text: str, **options: Any) -> Any:
+            read.append(len(text))
+            return words.encode(text, **options)
+
+        decode = staticmethod(words.decode)
+
+    reply = replied(Counting(), tmp_path, "return '12' * 1_000_000")
+    assert words.decode(reply.tolist()) == "<result>12121212</result>"
+    assert max(read) <= 64 * 8
+
+
 def test_calls_end_by_text_where_their_marks_are_no_tokens(tmp_path: Path) -> None:
     from rlinf.data.tokenizer import train_tokenizer
 

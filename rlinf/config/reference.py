@@ -7,7 +7,7 @@ import pkgutil
 import re
 import symtable
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.machinery import PathFinder
 from importlib.util import find_spec
 from pathlib import Path
@@ -59,10 +59,13 @@ def _names_in(module: str) -> set[str] | None:
     return names_in_file(Path(spec.origin), f"the module {module}", imports=not own)
 
 
-def names_in_file(path: Path, called: str, *, imports: bool = True) -> set[str] | None:
+def names_in_file(
+    path: Path, called: str, *, imports: bool = True, alone: bool = False
+) -> set[str] | None:
     """What a Python file defines or imports, without running it; None where it does not say so.
 
-    With ``imports`` it is looked for what it imports.
+    With ``imports`` it is looked for what it imports; where it stands ``alone`` and is no part of
+    a package, also in its own folder.
 
     Raises:
         ConfigError: It is no Python, or begins with the import of what is not installed;
@@ -79,20 +82,24 @@ def names_in_file(path: Path, called: str, *, imports: bool = True) -> set[str] 
         for each in symbols
         if each.is_assigned() or each.is_imported() or each.is_namespace()
     }
-    if imports and (missing := next(_missing_imports(text), None)):
+    # Processes that run the file search the working directory, too.
+    here = [str(Path.cwd()), *([str(path.absolute().parent)] if alone else [])]
+    if imports and (missing := next(_missing_imports(text, here), None)):
         raise ConfigError(f"{called} cannot be imported: there is no module {missing}")
     open_ended = "__getattr__" in names or re.search(r"^\s*from .* import \*", text, re.MULTILINE)
     return None if open_ended else names
 
 
-def _missing_imports(text: str) -> Iterator[str]:
-    """Top-level modules that a file imports whenever it is run, and that are not there."""
+def _missing_imports(text: str, here: Sequence[str]) -> Iterator[str]:
+    """Top-level modules that a file imports whenever it is run, and that are not there.
+
+    ``here`` are the folders that are searched besides those of Python.
+    """
     for line in ast.parse(text).body:
         names = [each.name for each in line.names] if isinstance(line, ast.Import) else []
         if isinstance(line, ast.ImportFrom) and not line.level and line.module:
             names = [line.module]
         for root in (name.partition(".")[0] for name in names):
-            here = (str(Path.cwd()),)  # of which processes that run the file import, too
             if not (root in sys.modules or find_spec(root) or PathFinder.find_spec(root, here)):
                 yield root
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
+import itertools
+import sys
 from collections.abc import Callable, Iterable
 from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
@@ -47,7 +50,7 @@ class UserFunctionConfig(StrictModel):
             file = file.expanduser()
             if not file.is_file():
                 raise ConfigError(f"there is no file {sought(file)}", key="function")
-            names = _read(lambda: names_in_file(file, where))
+            names = _read(lambda: names_in_file(file, where, alone=True))
             if names is not None and name not in names:
                 raise _no_function(where, name, names)
             return
@@ -78,7 +81,28 @@ class UserFunctionConfig(StrictModel):
             raise _no_function(
                 where, name, (k for k, item in vars(module).items() if callable(item))
             )
+        self._check_call(function)
         return function  # type: ignore[no-any-return]
+
+    def _check_call(self, function: Callable[..., Any]) -> None:
+        """Refuse a function that cannot be called with one thing and the options."""
+        name = self.function.rpartition(":")[2]
+        if inspect.iscoroutinefunction(function):
+            raise ConfigError(
+                f"{name} is `async`, and is called as a plain one; let it await by asyncio.run",
+                key="function",
+            )
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            return  # one written in C may not say how it is called
+        try:
+            signature.bind(None, **self.options)
+        except TypeError as error:
+            given = "".join(f", {option}=…" for option in self.options)
+            raise ConfigError(
+                f"{name}{signature} cannot be called as {name}(…{given}): {error}", key="function"
+            ) from error
 
 
 def _no_function(where: str, name: str, names: Iterable[str]) -> ConfigError:
@@ -95,10 +119,23 @@ def _read(look: Callable[[], Names]) -> Names:
         raise
 
 
+_loaded = itertools.count()
+"""Of files: each load is a module of its own, so that no two workers share what it holds."""
+
+
 def _module_of_file(path: Path) -> ModuleType:
-    spec = spec_from_file_location(f"user_function_{path.stem}", path)
+    path = path.absolute()
+    name = f"user_function_{path.stem}_{next(_loaded)}"
+    spec = spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is no Python file")
+    if str(path.parent) not in sys.path:  # of its neighbours; behind all that is installed
+        sys.path.append(str(path.parent))
     module = module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.modules[name] = module  # where data classes and pickle look for it
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module

@@ -341,13 +341,16 @@ def local_part(tensor: Tensor) -> Tensor:
 
 class Offloaded:
     """Storages whose contents lie in host memory; every tensor and view of them stays valid, but
-    may not be read until :meth:`restore`. Without ``keep`` they come back as zeros."""
+    may not be read until :meth:`restore`. Without ``keep`` they come back as zeros. What looks at
+    the pages of a file, as frozen weights on the host may, stays."""
 
     def __init__(self, tensors: Iterable[Tensor], *, keep: bool = True) -> None:
         storages = {tensor.untyped_storage()._cdata: tensor for tensor in tensors}
         self._parts: list[tuple[torch.UntypedStorage, int, Tensor | None]] = []
         for tensor in storages.values():
             storage = tensor.untyped_storage()
+            if not storage.resizable():
+                continue  # pages of a file, which the kernel takes back by itself
             self._parts.append((storage, storage.nbytes(), _host_copy(tensor) if keep else None))
             storage.resize_(0)
 

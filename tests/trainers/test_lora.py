@@ -83,6 +83,28 @@ def test_state_holds_the_adapter_and_continues():
     assert all("lora_" in name for name in one.state_dict()["modules"]["policy"]["master"])
 
 
+def test_frozen_weights_in_the_pages_of_a_file_stay_while_the_rest_is_offloaded(tmp_path):
+    batch = algorithm("grpo").prepare(random_batch())[0]
+    model().save_pretrained(tmp_path)
+    everything = {"weights": True, "gradients": True, "optimizer": True}
+
+    def read(**config):
+        return trainer(AutoModelForCausalLM.from_pretrained(tmp_path), **LORA, **config)
+
+    one, other = read(offload=everything), read()
+    policy = one.modules.held["policy"]
+    weights = list(policy.module.parameters())
+    frozen = next(weight for weight in weights if not weight.requires_grad)
+    assert not frozen.untyped_storage().resizable()  # else this test asks nothing
+    for step in range(2):
+        one.train(batch, step)
+        other.train(batch, step)
+        one.offload()
+        assert {w.untyped_storage().nbytes() for w in weights if w.requires_grad} == {0}
+        one.onload()
+    torch.testing.assert_close(one.log_probs(batch), other.log_probs(batch), atol=0, rtol=0)
+
+
 def test_a_plain_model_has_no_adapter_to_send():
     with pytest.raises(ValueError, match="write a section lora"):
         list(trainer().weights("adapter"))

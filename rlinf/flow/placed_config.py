@@ -270,6 +270,9 @@ class PlacedConfig(StrictModel):
         if self.cluster.runtime == "local" and getattr(syncer, "type", "") == "auto":
             keys = type(syncer).model_fields
             yield from unused(syncer, keys, without="cluster.runtime: ray", at="weight_sync.")
+        elif syncer is not None:
+            for key, why, hint in syncer.problems(self.cluster.runtime):
+                yield illegal(f"weight_sync.{key}", why, hint=hint)
 
     def _check_cluster(self) -> None:
         """Refuse keys of the cluster that have no effect on a task, and impossible placements."""

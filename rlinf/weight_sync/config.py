@@ -7,7 +7,7 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -33,6 +33,11 @@ class WeightSyncConfig(StrictModel):
 
     type: str
     """Which syncer this section configures."""
+
+    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
+        """What stands against it on ``cluster.runtime``: key of the section, why, what would do."""
+        del runtime
+        yield from ()
 
     def build_sender(self, worker: Worker, parties: Parties) -> WeightSender[Any]:
         """The sending side, inside a worker of the sending group."""
@@ -61,6 +66,12 @@ class ReferenceConfig(WeightSyncConfig):
     type: Literal["reference"] = "reference"
     """Which syncer this section configures."""
 
+    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
+        """It needs workers that are threads of one process."""
+        if runtime != "local":
+            why = f"reaches the process of the sender alone, and the runtime is {runtime}"
+            yield "type", why, "nearest: shared_memory on one node, or auto"
+
 
 class SharedMemoryConfig(WeightSyncConfig):
     """One double-buffered block of shared memory, for receivers on the sender's node."""
@@ -87,6 +98,12 @@ class BucketConfig(WeightSyncConfig):
     transport: Literal["scheduler", "gloo", "nccl"] = "scheduler"
     """How buckets travel: as messages of the scheduler, or by a collective of torch, for which
     every worker needs an own process (and for `nccl` an own device)."""
+
+    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
+        """A collective needs a process for each of its members."""
+        if runtime == "local" and self.transport != "scheduler":
+            why = "needs every worker in an own process, and the runtime is local"
+            yield "transport", why, "nearest: scheduler, or cluster.runtime: ray"
 
 
 class PatchConfig(BucketConfig):

@@ -57,6 +57,16 @@ REFUSED = [
     (["reward.deadline=0"], "reward.deadline", ""),
     (["weight_sync={type: patches}"], "weight_sync.type", "did you mean `patch`"),
     (["weight_sync={type: patch, in_place: true}"], "weight_sync.in_place", "nearest: false"),
+    (
+        ["weight_sync.type=reference", "cluster.runtime=ray"],
+        "weight_sync.type",
+        "nearest: shared_memory on one node",
+    ),
+    (
+        ["weight_sync={type: bucket, transport: gloo}"],
+        "weight_sync.transport",
+        "nearest: scheduler, or cluster.runtime: ray",
+    ),
     (["validation.samples=0"], "validation.samples", ""),
     (["runner.total_env_steps=5"], "runner.total_env_steps", ""),
     (["cluster.component_placement={rollout: 0, actor: 0}"], "component_placement", "reward"),

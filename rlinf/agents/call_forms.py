@@ -47,11 +47,11 @@ class CallForm(ABC):
 
 
 class Tags(CallForm):
-    """``<NAME>…</NAME>`` ends a turn and calls the tool NAME; the reply stands between two tags.
+    """``<NAME>…</NAME>`` ends a turn and calls the tool NAME; the reply stands between two texts.
 
     Args:
         names: Of the tools.
-        reply_tags: Around a reply.
+        around: What stands before and behind a reply.
         encode: Tokens of a text, marks included.
         decode: Text of tokens.
     """
@@ -59,12 +59,12 @@ class Tags(CallForm):
     def __init__(
         self,
         names: Collection[str],
-        reply_tags: tuple[str, str],
+        around: tuple[str, str],
         encode: Callable[[str], list[int]],
         decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._ends, self._decode = {f"</{name}>": name for name in names}, decode
-        self._around = [encode(tag) for tag in reply_tags]
+        self._around = [encode(text) for text in around]
         single = {end: encode(end) for end in self._ends}
         self.turn_ends = tuple(tokens[0] for tokens in single.values() if len(tokens) == 1)
         self.stop = tuple(end for end, tokens in single.items() if len(tokens) > 1)
@@ -81,7 +81,7 @@ class Tags(CallForm):
         return []
 
     def around(self, turn: Sequence[int], count: int) -> list[list[int]]:
-        """The tags."""
+        """The two texts."""
         del turn
         assert count == 1, "a turn ends with its first call"
         return self._around

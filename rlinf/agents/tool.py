@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
@@ -80,16 +80,17 @@ class AgentConfig(StrictModel):
     """Answers in turns: a call ends a turn, the reply of the tool follows, and the model goes
     on."""
 
-    only_with: ClassVar = {"reply_tags": "calls: tags"}
+    only_with: ClassVar = {"reply": "calls: tags"}
 
     tools: dict[str, Annotated[ToolConfig, Component(REGISTRY)]] = Field(min_length=1)
     """The tools by the names under which the model calls them."""
     calls: Literal["tags", "chat_template"] = "tags"
-    """In which form: `tags`, `<NAME>…</NAME>` and the reply between `reply_tags`; `chat_template`,
+    """In which form: `tags`, `<NAME>…</NAME>` and the reply as `reply` says; `chat_template`,
     `<tool_call>{"name": NAME, "arguments": {…}}</tool_call>` as Hermes and Qwen models write it,
     and replies as messages of the role `tool`."""
-    reply_tags: tuple[str, str] = ("<result>", "</result>")
-    """What stands before and behind a reply."""
+    reply: str = "<result>{}</result>"
+    """What the model is given after a call between tags, with `{}` where the reply of the tool
+    stands: the form that it was taught."""
     max_turns: int = Field(default=4, ge=1)
     """Turns of an answer; a call in the last one cuts the answer off."""
     max_turn_tokens: int | None = Field(default=None, ge=1)
@@ -111,8 +112,24 @@ class AgentConfig(StrictModel):
                 raise illegal(f"tools.{name}", "cannot be the name of a tool", hint=legal)
         return self
 
+    @field_validator("reply")
+    @classmethod
+    def _check_reply(cls, value: str) -> str:
+        if value.count("{}") != 1 or value == "{}":  # a tool may reply nothing
+            raise ValueError(
+                "has one {}, for what the tool replies, in a text: <result>{}</result>"
+            )
+        return value
+
+    @property
+    def around_reply(self) -> tuple[str, str]:
+        """What stands before and behind the reply to a call."""
+        before, _, behind = self.reply.partition("{}")
+        return before, behind
+
     @property
     def whole(self) -> tuple[str, ...]:
         """Texts that a tokenizer that is trained for the run should take for one token each."""
-        marks = (f"<{sign}{name}>" for name in self.tools for sign in ("", "/"))
-        return (*marks, *self.reply_tags)
+        calls = [mark for name in self.tools for mark in (f"<{name}>", f"</{name}>")]
+        given = [mark for text in self.around_reply for mark in re.findall(r"<[^<>\s]+>", text)]
+        return tuple(dict.fromkeys([*calls, *given]))

@@ -41,7 +41,7 @@ class ToolUse:
         coded = (self._encoded, self._decoded)
         self._form: CallForm
         if config.calls == "tags":
-            self._form = Tags(self._tools, config.reply_tags, *coded)
+            self._form = Tags(self._tools, config.around_reply, *coded)
         else:
             self._form = ChatTemplate(self._tools, tokenizer, template_arguments or {}, *coded)
         self.turn_ends = self._form.turn_ends

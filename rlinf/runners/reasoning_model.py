@@ -68,6 +68,7 @@ def _initial_model(config: ReasoningConfig, run: Path) -> LanguageModelConfig:
             yield from (item.prompt, item.target)
         for section in () if agent is None else agent.tools.values():
             yield section.build().alphabet
+        yield from () if agent is None else agent.around_reply
 
     return write_initial_model(
         model,

@@ -176,12 +176,12 @@ def test_names_and_tags_follow_the_form() -> None:
     with pytest.raises(ValidationError, match="cannot be the name of a tool"):
         AgentConfig(calls="chat_template", tools={"a b": calculator})
     with pytest.raises(ValidationError, match="has no effect without calls: tags"):
-        AgentConfig(calls="chat_template", tools={"calc": calculator}, reply_tags=("<a>", "</a>"))
+        AgentConfig(calls="chat_template", tools={"calc": calculator}, reply="<a>{}</a>")
 
 
 def test_replies_between_tags_of_ones_own(words: Any) -> None:
     config = AgentConfig(
-        tools={"calc": {"type": "calculator"}}, reply_tags=("<tool_response>", "</tool_response>")
+        tools={"calc": {"type": "calculator"}}, reply="<tool_response>{}</tool_response>"
     )
     assert config.whole == ("<calc>", "</calc>", "<tool_response>", "</tool_response>")
     use = ToolUse(config, words)

@@ -161,6 +161,19 @@ def test_long_replies_are_cut_off(words: Any) -> None:
     assert "<result>560</result>" in talk.text(found)
 
 
+def test_a_reply_stands_in_the_form_that_the_model_knows(words: Any) -> None:
+    form = "<eos>:tool: {}<result>"
+    own = AgentConfig(tools=CALCULATOR.tools, reply=form)
+    talk = Talk(words, "<calc>1+1</calc><answer>2</answer>", config=own)
+    (found,) = talk.ended()
+    given = form.replace("{}", "2")
+    assert talk.text(found) == f"<calc>1+1</calc>{given}<answer>2</answer><eos>"
+    call, reply = talk.encode("<calc>1+1</calc>"), talk.encode(given)
+    mask = [True] * len(call) + [False] * len(reply)
+    assert found.mask.tolist()[: len(mask)] == mask
+    assert all(found.mask[len(mask) :])
+
+
 def replied(words: Any, folder: Path, body: str) -> Any:
     """The tokens that follow a call of a function with this body."""
     file = folder / "own.py"

@@ -63,6 +63,18 @@ def test_a_tool_of_a_package_outside(tmp_path: Path, monkeypatch: pytest.MonkeyP
         AgentConfig(tools={"len": {"type": "length", "most_": 4}})
 
 
+def test_marks_of_the_form_of_a_reply_are_whole() -> None:
+    config = AgentConfig(tools={"calc": {"type": "calculator"}}, reply="<a>\n<b>tool {}</b><a>")
+    assert config.whole == ("<calc>", "</calc>", "<a>", "<b>", "</b>")
+    assert config.around_reply == ("<a>\n<b>tool ", "</b><a>")
+
+
+@pytest.mark.parametrize("form", ["<result></result>", "{}{}", "{}", ""])
+def test_a_form_has_one_place_for_the_reply(form: str) -> None:
+    with pytest.raises(ValidationError, match=r"has one \{\}"):
+        AgentConfig(tools={"calc": {"type": "calculator"}}, reply=form)
+
+
 @pytest.mark.parametrize("name", ["Calc", "calc>", "", "result", "answer", "1st"])
 def test_names_that_cannot_be_marks(name: str) -> None:
     with pytest.raises(ValidationError, match="cannot be the name of a tool"):

@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 from pydantic_core import PydanticCustomError
 
+from rlinf.agents.tool import AgentConfig
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
@@ -40,6 +41,8 @@ class BenchmarkRolloutConfig(StrictModel):
     """How tokens are drawn."""
     engine: Annotated[EngineConfig, Component(engines.REGISTRY)] = HFEngineConfig()
     """What generates."""
+    agent: AgentConfig | None = None
+    """Tools that answers may call, turn by turn; null: an answer is one turn."""
 
 
 class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):

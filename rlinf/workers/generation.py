@@ -75,8 +75,6 @@ class GenerationWorker(StageWorker):
             path=source.path, module=model, shared=False, tokenizer=tokenizer, dtype=source.dtype
         )
         self._engine = engine.build(found)
-        if not self._context.trains:
-            return
         agent = config.rollout.agent
         if agent is not None:
             self._tools = ToolUse(agent, tokenizer, config.template_arguments)
@@ -86,6 +84,8 @@ class GenerationWorker(StageWorker):
                 max_turns=agent.max_turns,
                 max_turn_tokens=agent.max_turn_tokens,
             )
+        if not self._context.trains:
+            return
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
         self._weights = config.weight_sync.build_receiver(self, parties)
 

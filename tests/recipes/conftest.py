@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
     def directory(architecture: str) -> Path:
         if architecture not in made:
-            made[architecture] = _write(architecture, tmp_path_factory.mktemp(architecture))
+            made[architecture] = write_model(architecture, tmp_path_factory.mktemp(architecture))
         return made[architecture]
 
     return directory
 
 
-def _write(architecture: str, path: Path) -> Path:
+def write_model(architecture: str, path: Path, *, marks: Sequence[str] = ()) -> Path:
+    """A model with its tokenizer, of which each of the marks is one token."""
     import torch
     import transformers
 
+    from rlinf.data.tasks import ANSWER_TAGS
     from rlinf.data.tokenizer import train_tokenizer
     from tests.trainers.language_models import EXPERTS, LATENT
 
-    tokenizer = train_tokenizer([CHARACTERS], path)
+    tokenizer = train_tokenizer([CHARACTERS], path, whole=(*ANSWER_TAGS, *marks))
     sizes: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,

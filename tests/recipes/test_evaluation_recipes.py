@@ -13,7 +13,7 @@ import pytest
 from rlinf.config.load import recipe_names
 from rlinf.data.text_evaluation import TextEvaluationResult, TextEvaluationSpec
 
-from .conftest import rlinf
+from .conftest import rlinf, write_model
 
 CHOICES = {
     "Correct Answer": "two",
@@ -122,6 +122,29 @@ def test_rates_of_a_model(
         assert {outcome.level for outcome in result.outcomes} == {2, 5}
     refused, _, error = rlinf(capsys, "eval", str(run))
     assert (refused, "rlinf eval RECIPE" in error) == (2, True)
+
+
+def test_a_model_with_tools(
+    files: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("transformers")
+    marks = ("<calc>", "</calc>", "<result>", "</result>")
+    model = write_model("qwen2", tmp_path / "model", marks=marks)
+    code, _, error = rlinf(
+        capsys,
+        "eval",
+        *words("math500", files, model, tmp_path),
+        "benchmark.apply_chat_template=false",
+        "rollout.agent={tools: {calc: {type: calculator}}, max_reply_tokens: 9}",
+        "rollout.sampling.max_new_tokens=128",
+        "reward.processes=1",
+    )
+    assert code == 0, error
+    (run,) = (path for path in (tmp_path / "math500").iterdir() if path.name != "latest")
+    result = TextEvaluationResult.load(run / "evaluations" / "result.json")
+    said = [text for outcome in result.outcomes for text in outcome.texts or ()]
+    # Weights that were drawn say a mark now and then, and are told what is wrong with it.
+    assert any("</calc><result>error: ca</result>" in text for text in said)
 
 
 REFUSED = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -27,7 +27,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import CorrectnessConfig, RewardConfig
 from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
 from rlinf.runners.task import Task
-from rlinf.workers.config.answering import equal_samples_problems
+from rlinf.workers.config.answering import calling_problems, equal_samples_problems
 
 COMPONENTS = ("rollout", "reward")
 
@@ -65,6 +65,11 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
         """Worker groups of the evaluation."""
         return COMPONENTS
 
+    @property
+    def template_arguments(self) -> dict[str, Any]:
+        """See :attr:`ChatTemplateConfig.template_arguments`."""
+        return self.benchmark.template_arguments
+
     def batch_table(self) -> list[tuple[str, str]]:
         """Rows that show what is sampled."""
         questions = "all" if self.benchmark.limit is None else f"the first {self.benchmark.limit}"
@@ -79,6 +84,7 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
         """See :meth:`PlacedConfig.problems`."""
         yield from self.correctness_problems(self.reward)
         yield from equal_samples_problems(self.rollout.sampling, self.rollout.samples, "rollout.")
+        yield from calling_problems(self.rollout.agent, self.benchmark, "benchmark.")
         for section in ("lora", "architecture"):
             if getattr(self.model, section) is not None:
                 yield illegal(f"model.{section}", "has no effect here", hint="leave it out")

@@ -25,7 +25,11 @@ from rlinf.rewards.config import CorrectnessConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
-from rlinf.workers.config.answering import AnsweringConfig, equal_samples_problems
+from rlinf.workers.config.answering import (
+    AnsweringConfig,
+    calling_problems,
+    equal_samples_problems,
+)
 from rlinf.workers.config.language import picture_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
@@ -280,19 +284,13 @@ class ReasoningConfig(AnsweringConfig):
                 hint="leave the section out, or write data.task",
             )
         agent, task = self.rollout.agent, self.data.task
-        if agent is not None and agent.calls == "chat_template":
-            if not self.data.apply_chat_template:
-                yield illegal(
-                    "rollout.agent.calls",
-                    "is chat_template where prompts are not in the chat template",
-                    hint="write data.apply_chat_template: true, or calls: tags",
-                )
-            if self.warm_start is not None:
-                yield illegal(
-                    "rollout.agent.calls",
-                    "is chat_template, and what a warm start learns calls by tags",
-                    hint="nearest: tags, or no warm_start",
-                )
+        yield from calling_problems(agent, self.data, "data.")
+        if agent is not None and agent.calls == "chat_template" and self.warm_start is not None:
+            yield illegal(
+                "rollout.agent.calls",
+                "is chat_template, and what a warm start learns calls by tags",
+                hint="nearest: tags, or no warm_start",
+            )
         for name in () if task is None else task.called_tools:
             if agent is None or name not in agent.tools:
                 yield illegal(

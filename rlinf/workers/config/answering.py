@@ -13,6 +13,7 @@ from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
+from rlinf.data.prompts.config import ChatTemplateConfig
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
@@ -126,6 +127,18 @@ class WarmStartConfig(LanguageRunConfig):
     def training_steps(self) -> int:
         """Optimizer steps."""
         return self.learning.steps
+
+
+def calling_problems(
+    agent: AgentConfig | None, prompts: ChatTemplateConfig, section: str
+) -> Iterator[PydanticCustomError]:
+    """Whether tools are called in the form of prompts; ``section`` precedes the keys of these."""
+    if agent is not None and agent.calls == "chat_template" and not prompts.apply_chat_template:
+        yield illegal(
+            "rollout.agent.calls",
+            "is chat_template where prompts are not in the chat template",
+            hint=f"write {section}apply_chat_template: true, or calls: tags",
+        )
 
 
 def equal_samples_problems(

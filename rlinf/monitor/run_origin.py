@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from rlinf.checkpoint.files import write_atomic
 from rlinf.config.base import StrictModel
 from rlinf.config.dump import leaves, to_data
@@ -98,7 +100,7 @@ class Origin:
         data = to_data(config)
         for key in self.files:
             _put(data, key, _value(self.config, key))
-        old, new = dict(leaves(self.config)), dict(leaves(data))
+        old, new = dict(leaves(self._completed(config))), dict(leaves(data))
         changed = [
             f"{key} = {new.get(key)} (it was {old.get(key)})"
             for key in old | new
@@ -111,6 +113,13 @@ class Origin:
                 f"Changeable: {', '.join(changeable) or 'nothing'}. "
                 "For another value start a new run."
             )
+
+    def _completed(self, config: StrictModel) -> Mapping[str, Any]:
+        """The configuration with the defaults of keys that did not exist when it was written."""
+        try:
+            return to_data(type(config).model_validate(self.config))
+        except ValidationError:  # a key was given up, or its rule changed: both values are told
+            return self.config
 
 
 def _read(key: str, path: Path) -> Fingerprint:

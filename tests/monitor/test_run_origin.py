@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.config.dump import to_data
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_origin import Origin
 from rlinf.rewards.config import RewardConfig
@@ -44,3 +45,24 @@ def test_a_function_may_move_and_neither_change_nor_be_another(tmp_path: Path) -
     ):
         go_on(f"{moved}:score")
     began.refuse_other_files(rewards(f"{moved}:score"), changed_code=True)
+
+
+def test_a_key_that_came_later_had_its_default() -> None:
+    config = rewards("math:sin")
+    data = to_data(config)
+    del data["functions"]["mine"]["weight"]
+    began = Origin(data)
+    began.refuse_other_config(config, (), why="a resumed run")
+    data = to_data(config)
+    data["functions"]["mine"]["weight"] = 2.0
+    with pytest.raises(ConfigError, match=r"mine\.weight = 2\.0 \(it was 1\.0\)"):
+        began.refuse_other_config(
+            RewardConfig.model_validate(data), (), why="a resumed run"
+        )  # fmt: skip
+
+
+def test_a_key_that_was_given_up_is_told() -> None:
+    config = rewards("math:sin")
+    began = Origin({**to_data(config), "retired": 3})
+    with pytest.raises(ConfigError, match=r"retired = None \(it was 3\)"):
+        began.refuse_other_config(config, (), why="a resumed run")

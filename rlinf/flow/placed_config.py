@@ -161,10 +161,8 @@ class PlacedConfig(StrictModel):
         for entry in parse_component_placement(self.placement()):
             processes = entry.processes(self.devices)
             for name in entry.components:
-                components[name] = ComponentPlan(
-                    devices=tuple(sorted({d for devices in processes for d in devices})),
-                    processes=len(processes),
-                    pipeline_stages=self.pipeline_stages(name),
+                components[name] = ComponentPlan.of_processes(
+                    processes, pipeline_stages=self.pipeline_stages(name)
                 )
         return Plan(components=components).with_residency(
             self.residency(), sharing=self.offloading if self.on_accelerators else ()

@@ -14,7 +14,8 @@ defaulted. As a file::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -34,6 +35,7 @@ from rlinf.config.ranges import device_ranges, device_span, ranges_of
 from rlinf.config.validate import validate
 from rlinf.config.yaml_source import read_yaml, write_yaml
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.scheduler.component_grammar import parse_spec
 from rlinf.scheduler.errors import PlacementError
 from rlinf.scheduler.rank_text import parse_ranks
 
@@ -48,7 +50,9 @@ class ComponentPlan(StrictModel):
 
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
     """Hardware ranks that the component occupies, such as ``0-3,6``; without accelerators or CPU
-    slots, node ranks."""
+    slots, node ranks. With processes behind colons, ``0:0-2,1:3``, also which process has which."""
+    spread: tuple[tuple[int, ...], ...] | None = Field(default=None, exclude=True)
+    """Devices of each process, where `devices` says them and they are not shared evenly."""
     processes: int = Field(ge=1, le=MOST_PROCESSES)
     """Workers of the component, which share the devices, or divide them, evenly; by default one
     on each device."""
@@ -68,17 +72,38 @@ class ComponentPlan(StrictModel):
     def _one_process_per_device(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data
+        if "spread" in data:
+            raise illegal("spread", "is what `devices` says", hint="devices: 0:0-2,1:3")
         if "devices" not in data:
             return {"processes": 1, **data}  # the devices alone are missed
         devices = data["devices"]
-        if isinstance(devices, int | str | list):
+        if isinstance(devices, str):
+            return cls._read_devices(devices, data)
+        if isinstance(devices, int | list):
             try:
                 devices = tuple(parse_ranks(devices, "device"))
             except PlacementError as error:
                 raise illegal("devices", str(error)) from error
         if not isinstance(devices, tuple):
             return {"processes": 1, **data}  # they are what is wrong
-        return {"processes": len(devices), **data, "devices": devices}
+        return {"processes": max(1, len(devices)), **data, "devices": devices}
+
+    @classmethod
+    def _read_devices(cls, text: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            each = parse_spec(text)
+        except PlacementError as error:
+            raise illegal("devices", str(error)) from error
+        if not each:
+            hint = "a plan stands for one cluster: write its devices, such as 0-3"
+            raise illegal("devices", f"names no devices by {text.strip()!r}", hint=hint)
+        found = {"processes": len(each), **data, "devices": tuple(d for own in each for d in own)}
+        if ":" not in text:
+            return found
+        if found["processes"] != len(each):
+            why = f"is {found['processes']}, and the devices '{text}' name {len(each)} processes"
+            raise illegal("processes", why, hint="leave it out")
+        return found if _evenly(each) else {**found, "spread": tuple(each)}
 
     @field_validator("devices")
     @classmethod
@@ -87,21 +112,35 @@ class ComponentPlan(StrictModel):
 
     @field_serializer("devices", when_used="json")
     def _as_ranges(self, devices: tuple[int, ...]) -> str:
-        return device_ranges(devices)
+        return device_ranges(devices) if self.spread is None else self.placement
+
+    @classmethod
+    def of_processes(cls, processes: Sequence[tuple[int, ...]], **others: Any) -> ComponentPlan:
+        """The plan of a component by the devices of each of its processes, as a placement says."""
+        if not _evenly(processes):
+            return cls.model_validate({"devices": _spread_text(processes), **others})
+        devices = tuple(sorted({device for own in processes for device in own}))
+        return cls(devices=devices, processes=len(processes), **others)
 
     @property
     def devices_per_process(self) -> int:
-        """Devices of each process; 1 where several have the same."""
+        """Devices of a process, the most that one has; 1 where several have the same."""
+        if self.spread is not None:
+            return max(map(len, self.spread))
         return max(1, len(self.devices) // self.processes)
 
     def of_process(self, rank: int) -> tuple[int, ...]:
         """Devices of one process."""
+        if self.spread is not None:
+            return self.spread[rank]
         first = rank * len(self.devices) // self.processes
         return self.devices[first : first + self.devices_per_process]
 
     @property
     def placement(self) -> str:
         """Devices and processes in the grammar of placements, such as ``0-3:0-1``."""
+        if self.spread is not None:
+            return _spread_text(self.spread)
         if self.processes == len(self.devices):
             return device_ranges(self.devices)
         texts, first = [], 0
@@ -113,10 +152,31 @@ class ComponentPlan(StrictModel):
 
     def written(self) -> dict[str, Any]:
         """What is executed of it, as plain data, without what is as by default."""
-        default = {"processes": len(self.devices), "residency": "resident", "pipeline_stages": 1}
+        spread = self.spread is not None
+        processes = self.processes if spread else len(self.devices)
+        default = {"processes": processes, "residency": "resident", "pipeline_stages": 1}
         found = {key: getattr(self, key) for key in default}
         changed = {key: value for key, value in found.items() if value != default[key]}
-        return {"devices": device_ranges(self.devices), **changed}
+        return {"devices": self._as_ranges(self.devices), **changed}
+
+
+def _evenly(processes: Sequence[tuple[int, ...]]) -> bool:
+    """Whether a plan says as much by devices and the number of processes."""
+    devices = sorted({device for own in processes for device in own})
+    if len(devices) % len(processes) and len(processes) % len(devices):
+        return False
+    plan = ComponentPlan(devices=tuple(devices), processes=len(processes))
+    return all(plan.of_process(rank) == own for rank, own in enumerate(processes))
+
+
+def _spread_text(processes: Sequence[tuple[int, ...]]) -> str:
+    """The devices of each process in the grammar of placements, such as ``0:0-2,1:3``."""
+    segments, first = [], 0
+    for own, alike in groupby(processes):
+        last = first + len(list(alike))
+        segments.append(f"{device_ranges(own)}:{device_span(first, last)}")
+        first = last
+    return ",".join(segments)
 
 
 class Plan(StrictModel):
@@ -212,7 +272,7 @@ class Plan(StrictModel):
         ]
         for name, plan in self.components.items():
             counts = (str(plan.processes), plan.residency, str(plan.pipeline_stages))
-            rows.append((name, device_ranges(plan.devices), *counts, plan.reason))
+            rows.append((name, plan.written()["devices"], *counts, plan.reason))
         return rows
 
     def problems(
@@ -237,7 +297,7 @@ class Plan(StrictModel):
                 near = device_ranges(d for d in part.devices if d <= most) or device_span(0, 1)
                 why = f"names device {last}; the cluster has {device_span(0, most + 1)}"
                 yield f"{key}.devices", why, f"nearest: {near}"
-            elif many % few and few % many:
+            elif part.spread is None and many % few and few % many:
                 legal = [n for n in range(1, 2 * max(many, few)) if not (n % many and many % n)]
                 near = join_choices(sorted(sorted(legal, key=lambda n: abs(n - few))[:2]))
                 why = f"{few} do not share {many} devices evenly"

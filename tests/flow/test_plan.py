@@ -9,6 +9,7 @@ from rlinf.errors import ConfigError
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.planner.planned import placed_by
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.scheduler.component_grammar import parse_component_placement
 from tests.runners import reasoning_support
 from tests.runners.support import small_config
 
@@ -148,6 +149,38 @@ def test_a_file_says_the_same_and_the_config_of_a_run_holds_it(tmp_path):
     assert validate(EmbodiedConfig, kept.data, kept) == config
 
 
+UNEVEN = {"0:0-2,1:3": ((0,), (0,), (0,), (1,)), "0:0,1-2:1": ((0,), (1, 2))}
+
+
+@pytest.mark.parametrize("text", UNEVEN)
+@pytest.mark.usefixtures("_slots")
+def test_a_plan_says_which_process_has_which_device_where_they_share_them_unevenly(tmp_path, text):
+    key = "cluster.component_placement={'env,actor': '0', rollout: '" + text + "'}"
+    # Four processes act on sub-batches of their own.
+    more = ("env.num_envs=8", "rollout.pipeline_stage_num=4")
+    config = small_config(tmp_path, SLOTS, key, *more)
+    part = config.plan.components["rollout"]
+    assert tuple(map(part.of_process, range(part.processes))) == UNEVEN[text]
+    row = next(row for row in config.plan.table() if row[0] == "rollout")
+    assert row[1:3] == (text, str(len(UNEVEN[text])))
+    config.plan.save(tmp_path / "plan.yaml")
+    again = small_config(tmp_path, SLOTS, f"cluster.plan={tmp_path / 'plan.yaml'}", more[0])
+    assert again.plan == config.plan
+    placed = {entry.components[0]: entry for entry in parse_component_placement(again.placement())}
+    assert tuple(placed["rollout"].processes()) == UNEVEN[text]
+    assert not again.plan.same_places(plan(env=(0,), rollout=part.devices, actor=(0,)))
+
+
+def test_processes_that_share_devices_evenly_need_no_more_than_their_number():
+    for text, processes in (
+        ("0-3:0-1", ((0, 1), (2, 3))),
+        ("0:0-1,1:2-3", ((0,), (0,), (1,), (1,))),
+    ):
+        part = ComponentPlan.of_processes(processes)
+        assert part == ComponentPlan(devices=part.devices, processes=len(processes))
+        assert part == ComponentPlan.model_validate({"devices": text})
+
+
 @pytest.mark.usefixtures("_slots")
 def test_a_plan_that_was_found_is_the_config_as_it_is(tmp_path):
     found = planned(tmp_path).plan
@@ -182,6 +215,11 @@ def test_a_plan_that_was_found_is_the_config_as_it_is(tmp_path):
         ({"env": "{devices: 0-1, granularity: 2}"}, r"has no key `granularity`"),
         ({"env": "{devices: a}"}, r"env\.devices = 'a'.*expected a number or 'first-last'"),
         ({"env": "{processes: 2}"}, r"env\.devices.*is required"),
+        ({"env": "{devices: all}"}, r"env\.devices = 'all'.*write its devices, such as 0-3"),
+        ({"env": "{devices: '0,0'}"}, r"env\.devices = '0,0'.*names a resource twice"),
+        ({"env": "{devices: '0-1:0-2'}"}, r"env\.devices = '0-1:0-2'.*Nearest legal: '0-1:0-1'"),
+        ({"env": "{devices: '0:0-2,1:3', processes: 2}"}, r"env\.processes = 2 .*is 2, and the"),
+        ({"env": "{devices: 0-1, spread: [[0], [0], [1]]}"}, r"env\.spread.*is what `devices` say"),
         ({"env": "{devices: null}"}, r"env\.devices.*null"),
         ({"env": "{devices: 0, processes: 1000000000}"}, r"env\.processes = 1000000000 .*65536"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from contextlib import closing
 from typing import Any
 
@@ -86,10 +87,16 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def read_value(text: str, where: str) -> Any:
-    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …"""
+    """Return the value that ``text`` stands for in a recipe: number, text, list, null, …; no key
+    twice."""
     try:
         with closing(_RecipeLoader(text)) as loader:
-            return loader.get_single_data()
+            node = loader.get_single_node()
+            if node is None:
+                return None
+            value = loader.construct_document(node)
+            _refuse_twice(node, where)
+            return value
     except _UNREADABLE as error:
         raise ConfigError(
             f"{where}: {text!r} is not a YAML value: {_one_line(error)}. "
@@ -102,6 +109,20 @@ def write_yaml(data: Any) -> str:
     return yaml.dump(
         data, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
+
+
+def _refuse_twice(node: yaml.Node, where: str) -> None:
+    """Refuse a key that is given twice in a mapping of a value: YAML would keep the last."""
+    if isinstance(node, yaml.SequenceNode):
+        for item in node.value:
+            _refuse_twice(item, where)
+    elif isinstance(node, yaml.MappingNode):
+        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        for key, count in keys.items():
+            if count > 1:
+                raise ConfigError(f"{where}: `{key}` is given twice; keep one of them")
+        for _, value in node.value:
+            _refuse_twice(value, where)
 
 
 def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str, int]) -> None:

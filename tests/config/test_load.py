@@ -152,6 +152,8 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({}, ["quickstart", "seed=\0"], ["command line: seed", "not a YAML value"]),
         ({}, ["quickstart", "seed=\udcff"], ["command line: seed", "not a YAML value"]),
         ({}, ["quickstart", "a={b:1}"], ["command line: a", "`b:1` needs a space"]),
+        ({}, ["quickstart", "a={b: 1, b: 2}"], ["command line: a", "`b` is given twice"]),
+        ({}, ["quickstart", "a=[{b: {c: 1, c: 1}}]"], ["command line: a", "`c` is given twice"]),
         ({"r.yaml": "a: {b: {c:d}}\n"}, ["r.yaml"], ["`c:d` needs a space", "line 1"]),
         ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),
         ({}, ["quickstart", "~model.hiden"], ["nothing sets", "did you mean `model.hidden`?"]),

@@ -269,6 +269,15 @@ def test_collocated_engines_hold_matching_shards():
     assert len(placement.get_strategy("actor").get_placement(view)) == 8
 
 
+def test_an_engine_may_have_more_shards_than_a_collocated_actor():
+    """An actor that FSDP divides has tensor-parallel size 1, whatever its engines have."""
+    placement, view = model_parallel({"actor,rollout,reward": "all"}, 8, actor=1, rollout=4)
+    assert placement.is_collocated
+    assert (placement.actor_dp_size, placement.rollout_dp_size) == (8, 2)
+    engines = placement.get_strategy("rollout").get_placement(view)
+    assert [p.visible_accelerators for p in engines] == [list("0123"), list("4567")]
+
+
 def test_disaggregated():
     placement, view = model_parallel(
         {"actor": "0-3", "rollout": "4-7", "inference": "8-9", "reward": "0"},

@@ -63,7 +63,9 @@ class ModelParallelComponentPlacement(ComponentPlacement):
     layer is split), ``NAME_pp_size`` (stages of layers) and ``NAME_dp_size`` (copies of the model).
 
     Collocated (actor and rollout on equal sets), the devices of one rollout engine are
-    ``actor_tp / rollout_tp`` apart, so that each holds the actor's shard that it needs.
+    ``actor_tp / rollout_tp`` apart, so that each holds the actor's shard that it needs; the first
+    must be a multiple of the second. An engine with more shards than the actor has finds none ready
+    made, as beside an actor that FSDP divides (``actor_tp`` 1): it has neighbouring devices.
 
     Raises:
         PlacementError: A required component is missing, a set has gaps, or sizes do not fit.

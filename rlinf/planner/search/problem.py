@@ -74,11 +74,13 @@ class Problem:
         """Multiple at which devices must begin, so that no replica crosses two nodes."""
         return math.lcm(*(self.limits(name).devices_per_replica for name in components))
 
-    def legal_sizes(self, component: str, kind: int, *, items: int, stages: int) -> Integers:
+    def legal_sizes(
+        self, component: str, kind: int, *, items: int, stages: int, unmeasured: bool = False
+    ) -> Integers:
         """Numbers of devices on which a component can process ``items`` in ``stages`` sub-batches.
 
         Every replica gets whole groups, and at least one: of each chunk, or, where it serves all
-        items at once, of the step.
+        items at once, of the step. With ``unmeasured`` also those of which no time is known.
         """
         limits, cost = self.limits(component), self.cost(component, kind)
         at_once = self.constraints.items if cost.profile.concurrent else items
@@ -96,8 +98,9 @@ class Problem:
         for number in limits.also_divide:
             legal &= number % (processes * stages) == 0
         sizes = replicas[legal] * limits.devices_per_replica
-        low, high = cost.bounds()
-        sizes = sizes[(sizes >= low) & (sizes <= high)]
+        if not unmeasured:
+            low, high = cost.bounds()
+            sizes = sizes[(sizes >= low) & (sizes <= high)]
         if self.most_sizes is None or len(sizes) <= self.most_sizes:
             return sizes
         spread = np.geomspace(1, len(sizes), self.most_sizes)

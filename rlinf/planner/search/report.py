@@ -133,6 +133,8 @@ class _Writer:
         placement = node_tree.placement
         block, _ = placement.position(name)
         sizes, now = self._larger(node_tree, block), placement.sizes[block]
+        if len(sizes) == 0 and len(self._larger(node_tree, block, unmeasured=True)):
+            return f"more than {now} device{'' if now == 1 else 's'} were not measured"
         if len(sizes) == 0:
             devices = "device is" if now == 1 else "devices are"
             streams = node_tree.granularity < self._problem.constraints.items
@@ -147,7 +149,7 @@ class _Writer:
                 return f"{size} devices instead of {now}: {100 * change:+.0f} %"
         return f"{size} devices instead of {now} would not change the step"
 
-    def _larger(self, node_tree: NodeTree, block: int) -> Integers:
+    def _larger(self, node_tree: NodeTree, block: int, *, unmeasured: bool = False) -> Integers:
         """Larger numbers of devices of a block, on a cluster of twice the nodes."""
         problem, placement = self._problem, node_tree.placement
         groups, kind = list(problem.cluster.groups), placement.kinds[block]
@@ -157,7 +159,8 @@ class _Writer:
         )
         items, stages, names = node_tree.granularity, placement.stages, placement.names(block)
         found, *others = (
-            wider.legal_sizes(name, kind, items=items, stages=stages) for name in names
+            wider.legal_sizes(name, kind, items=items, stages=stages, unmeasured=unmeasured)
+            for name in names
         )
         for sizes in others:
             found = found[np.isin(found, sizes)]

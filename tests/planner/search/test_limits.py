@@ -287,6 +287,15 @@ def test_a_loop_pipelines_its_sub_batches():
     assert found.seconds == pytest.approx(16 + 2)
 
 
+def test_the_reason_tells_sizes_that_cannot_be_used_from_such_that_were_not_measured():
+    measured = profile(a=component(8.0, devices=(1, 2)), b=component(1.0))
+    asked = limits(a={"streams": False}, b={"processes": (1,), "streams": False})
+    parts = plan(chain("a", "b"), measured, cluster(8), asked).plan.components
+    assert parts["a"].devices == (0, 1)
+    assert parts["a"].reason.endswith("; more than 2 devices were not measured")
+    assert parts["b"].reason.endswith("; 1 device is the most that it can use")
+
+
 def test_the_reason_says_what_binds_and_what_more_devices_would_bring():
     measured = profile(a=component(8.0), b=component(1.0))
     found = plan(chain("a", "b"), measured, cluster(2), limits())

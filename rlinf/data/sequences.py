@@ -69,6 +69,13 @@ class Completion:
         """Turns that were sampled, the last one included; 1 without given tokens."""
         return 1 if self.sampled is None else 1 + int((np.diff(self.sampled.astype(int)) < 0).sum())
 
+    @property
+    def calls(self) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Of each turn that was followed by given tokens: its tokens, and these."""
+        edges = np.flatnonzero(np.diff(self.mask)) + 1
+        parts = np.split(self.tokens, edges)  # sampled and given ones in turn
+        return list(zip(parts[0::2], parts[1::2], strict=False))
+
     def ended(self, reason: StopReason) -> Completion:
         """The same tokens, ended for another reason."""
         return replace(self, stop_reason=reason)

@@ -35,6 +35,8 @@ class RewardInput:
         stop_reason: Why it ended; ``length`` where the token limit cut it off.
         answer: Reference of the prompt, as the data set gives it: any JSON.
         columns: What else `data.files.columns` takes of the prompt's record, by key.
+        calls: Of each turn that a tool replied to, what the model said in it and what it was given,
+            as a pair of texts; both with the marks around them.
         values: What the functions of single completions gave, by name, before weighting; for those
             of groups, which are called after them.
     """
@@ -45,6 +47,7 @@ class RewardInput:
     stop_reason: StopReason = "stop"
     answer: Any = None
     columns: Mapping[str, Any] = field(default_factory=dict)
+    calls: Sequence[Sequence[str]] = ()
     values: Mapping[str, float] = field(default_factory=dict)
 
 

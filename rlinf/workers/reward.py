@@ -97,6 +97,10 @@ class RewardWorker(StageWorker):
                 stop_reason=completion.stop_reason,
                 answer=group.answer,
                 columns=group.columns,
+                calls=[
+                    self._tokenizer.batch_decode([part.tolist() for part in call])
+                    for call in completion.calls
+                ],
             )
             for text, completion in zip(texts, group.completions, strict=True)
         ]

@@ -118,12 +118,14 @@ class PromptOutcome:
     """The text that the model was given."""
     texts: tuple[str, ...] | None = None
     """What each says, with its end token and what tools replied."""
+    turns: tuple[int, ...] | None = None
+    """Turns of each: one more than replies of tools."""
 
     def sizes(self) -> tuple[int, ...]:
         """For how many completions each column has a value."""
         columns = (
             self.correct, self.lengths, self.truncated, self.valid, self.answers, self.rewards,
-            self.texts,
+            self.texts, self.turns,
         )  # fmt: skip
         return tuple(len(column) for column in columns if column is not None)
 
@@ -156,6 +158,7 @@ class PromptOutcome:
             rewards=tuple(float(s.reward) if s.valid else None for s in group.scores),
             prompt=prompt,
             texts=None if texts is None else tuple(texts),
+            turns=tuple(completion.turns for completion in group.completions),
         )
 
 
@@ -226,6 +229,13 @@ class TextEvaluationResult(SpecifiedResult):
     def mean_length(self) -> float:
         """Mean tokens of a completion."""
         return float(np.mean([outcome.lengths for outcome in self.outcomes]))
+
+    @property
+    def mean_turns(self) -> float:
+        """Mean turns of a completion; NaN in results that say nothing of them."""
+        return float(
+            np.mean([outcome.turns or (np.nan,) * self.samples for outcome in self.outcomes])
+        )
 
     @property
     def n_invalid(self) -> int:

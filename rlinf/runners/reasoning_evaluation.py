@@ -92,6 +92,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
     def metrics(self, result: TextEvaluationResult) -> dict[str, float]:
         """Pass rate with its interval, other rates, and what became of the completions."""
         success = result.estimate("pass@1")
+        turns = {} if self._config.rollout.agent is None else {"eval/turns": result.mean_turns}
         return {
             "eval/success": success.value,
             "eval/success_low": success.low,
@@ -99,6 +100,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
             "eval/response_length": result.mean_length,
             "eval/truncated": result.truncated_share,
             "eval/invalid": float(result.n_invalid),
+            **turns,
             **{f"eval/{metric}": result.estimate(metric).value for metric in result.metrics},
         }
 
@@ -146,6 +148,8 @@ def answer_prompts(
     )
     require_scores(report.results("reward"), of="evaluation")
     parts: list[GenerationReport] = report.results("rollout")
+    if failures := sum(part.tool_failures for part in parts):
+        log.warning("%d calls of the evaluation were answered by no tool, as it failed", failures)
     outcomes = [
         PromptOutcome.of(
             group,

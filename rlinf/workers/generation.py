@@ -161,13 +161,17 @@ class GenerationWorker(StageWorker):
                 {slot: prompts[slot] for slot in slots_here},
                 {slot: spares[slot :: len(prompts)] for slot in slots_here},
             )
-        failed_before = 0 if self._tools is None else self._tools.failures
+        failed_before = self._tool_failures
         filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
         yield from filling.run(requests, scored)
         book.report.engine_restarts = self._engine.restarts
-        if self._tools is not None:
-            book.report.tool_failures = self._tools.failures - failed_before
+        book.report.tool_failures = self._tool_failures - failed_before
         return book.report
+
+    @property
+    def _tool_failures(self) -> int:
+        """Calls so far that a tool failed."""
+        return 0 if self._tools is None else self._tools.failures
 
     def evaluate(
         self,
@@ -185,12 +189,14 @@ class GenerationWorker(StageWorker):
         by_draw = {draw: seeds[slot] for slot, (draw, _) in mine.items()}
         book = SlotBook(len(seeds[0]), sampling, by_draw.__getitem__)
         found: dict[int, PromptGroup] = {}
+        failed_before = self._tool_failures
         for emitted in Filling(book, self._engine).run(book.begin(mine), scored):
             if emitted.edge == "groups":
                 found[emitted.source] = emitted.payload
             else:
                 yield emitted
         book.report.groups = [found[slot] for slot in sorted(found)]
+        book.report.tool_failures = self._tool_failures - failed_before
         return book.report
 
     def _slots(self, count: int) -> range:

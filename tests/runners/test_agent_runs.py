@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def test_answers_have_turns(reference: Path) -> None:
     lines = untimed(reference)[1:]
     assert all(1 < line["rollout/turns"] <= 3 for line in lines)
     assert all(line["actor/optimizer_steps"] == 2 for line in lines)
+    evaluated = [line["eval/turns"] for line in untimed(reference) if "eval/success" in line]
+    assert len(evaluated) == 3
+    assert all(1 < turns <= 3 for turns in evaluated[1:])
 
 
 def test_a_function_of_ones_own_is_a_tool(reference: Path, tmp_path: Path) -> None:
@@ -43,6 +47,20 @@ def test_a_function_of_ones_own_is_a_tool(reference: Path, tmp_path: Path) -> No
         f"alphabet: '{Calculator.alphabet}'}}")  # fmt: skip
     run = train(tmp_path, *CALLING, f"rollout.agent.tools={{calc: {tool}}}")
     assert_equal_runs(reference, run)
+
+
+def test_failures_of_tools_in_an_evaluation_are_told(
+    reference: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "my_tools.py"
+    file.write_text("def calc(a):\n    return '7' if len(a) % 2 else 7\n")
+    tool = f"{{calc: {{type: function, function: '{file}:calc'}}}}"
+    with caplog.at_level(logging.WARNING):
+        train(
+            tmp_path, *CALLING, f"rollout.agent.tools={tool}", "runner.total_steps=1",
+            f"model.path={reference}/model", "model.architecture=null", "warm_start=null",
+        )  # fmt: skip
+    assert "calls of the evaluation were answered by no tool, as it failed" in caplog.text
 
 
 def test_a_function_that_is_not_there_is_refused_before_anything_starts(tmp_path: Path) -> None:

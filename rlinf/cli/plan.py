@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlinf.planner.search import Planned
 
 _ALTERNATIVES = 3
+_DIFFERENCES = 3
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
@@ -152,7 +153,9 @@ def _profile(
         kept, _ = kept_profiles.usable_profile(config)
         return kept or measured
     if kept is None:
-        reason = f"the kept profile is not valid here: {'; '.join(why)}" if why else "none is kept"
+        told = "; ".join(why[:_DIFFERENCES])
+        more = f"; and {len(why) - _DIFFERENCES} more" if len(why) > _DIFFERENCES else ""
+        reason = f"the kept profile is not valid here: {told}{more}" if why else "none is kept"
         raise ConfigError(
             f"there are no measurements to plan {words[0]} with ({reason}). Measure it: "
             f"{shlex.join(['rlinf', 'plan', *words, '--measure'])}, "

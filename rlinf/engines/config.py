@@ -42,7 +42,7 @@ class SamplingConfig(StrictModel):
     max_new_tokens: int = Field(default=256, ge=1)
     """Length at which a completion is cut off."""
     min_new_tokens: int = Field(default=0, ge=0)
-    """Length before which it cannot end."""
+    """Length before which it cannot end, nor a turn of it by a call."""
     stop_token_ids: tuple[TokenId, ...] | None = None
     """Tokens that end a completion; null: the end tokens of the model; an empty list: none."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()

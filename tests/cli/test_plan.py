@@ -274,6 +274,20 @@ def test_a_profile_of_something_else_is_named(
     assert "8x H100" in captured.err
 
 
+def test_of_a_profile_of_another_recipe_a_few_differences_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept_profiles.keep_profile(profile_of(tmp_path), "embodied")
+    other = [
+        "algorithm.gamma=0.5", "actor.update_epoch=3", "actor.optim.lr=0.5", "actor.optim.eps=0.5",
+        "env.train.max_episode_steps=20",
+    ]  # fmt: skip
+    assert main(["plan", str(write_recipe(tmp_path)), SLOTS, *other]) == 2
+    err = capsys.readouterr().err
+    assert err.count("the profile was measured with") == 3
+    assert re.search(r"; and \d+ more\)\. Measure it", err)
+
+
 def test_what_was_measured_is_planned_with_also_where_it_cannot_be_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -160,8 +160,15 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
 
 
 def _timeline_hint(run: Path, config: Any) -> str:
+    from rlinf.monitor.run_directory import END_FILE
+
     if config.runner.timeline:
         return "The timeline of this run is empty: no training step has ended yet."
+    if (run / END_FILE).is_file():  # no step is left
+        return (
+            "This run has no timeline. Get one of a new run with: rlinf train RECIPE "
+            "runner.timeline=true"
+        )
     return (
         "This run has no timeline. Get one for the steps that it has still to take with:\n"
         f"rlinf resume {shlex.quote(str(run))} runner.timeline=true\n"

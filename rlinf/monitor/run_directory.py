@@ -36,6 +36,7 @@ from rlinf.errors import UserError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
+END_FILE = "end.json"
 _LOCK_FILE = ".lock"
 _logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
@@ -57,7 +58,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
         self.videos = path / "videos"
-        self._end = path / "end.json"
+        self._end = path / END_FILE
         self._lock: int | None = _lock(path)
         self.begun = True
         """Whether there is something to go on with; of a new run not before it says so."""
@@ -214,7 +215,7 @@ def _make(path: Path) -> list[Path]:
 def _check_kinds(path: Path) -> None:
     """Refuse a file where a directory belongs, the reverse, and links that lead nowhere."""
     directories = ("checkpoints", "evaluations", "videos", "completions")
-    files = (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", "end.json",
+    files = (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", END_FILE,
              "env_spec.json", "origin.json", "profile.json")  # fmt: skip
     for name in directories + files:
         place = path / name

@@ -167,6 +167,11 @@ def test_without_a_timeline_the_page_and_the_screen_say_how_to_get_one(
     page = (bare / "report.html").read_text()
     assert f"rlinf resume {bare} runner.timeline=true" in page
     assert shown(page) == {"panels": [], "charts": []}
+    (bare / "end.json").write_text("{}")
+    assert main(["view", str(bare)]) == 0
+    told = capsys.readouterr().err
+    assert "rlinf train RECIPE runner.timeline=true" in told
+    assert "resume" not in told  # it has no steps left
 
 
 def test_a_run_is_predicted_from_its_first_steps(

@@ -25,8 +25,13 @@ class FunctionTool(Tool):
     ``function(**arguments, **options)``."""
 
     def __init__(self, config: FunctionToolConfig) -> None:
-        self._function, self._options = config.load(), config.options
+        self._config, self._function = config, config.load(by_names=True)
+        self._options = config.options
         self.alphabet = config.alphabet
+
+    def check_calls(self, *, by_names: bool) -> None:
+        """Refuse a function that takes no text alone."""
+        self._config.check_call(self._function, by_names=by_names)
 
     def call(self, arguments: str) -> str:
         """What the function returns, or raises."""

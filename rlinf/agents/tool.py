@@ -43,6 +43,10 @@ class Tool(ABC):
         raised it is told that the tool failed, and it is counted.
         """
 
+    def check_calls(self, *, by_names: bool) -> None:
+        """Refuse, by a ConfigError, what calls by a text, or ``by_names``, could never be answered
+        with."""
+
     def call_by_names(self, arguments: Mapping[str, Any]) -> str:
         """The reply to a call whose form has a value for each name: that of :meth:`call` to the
         only one, where it is a text, else to all of them as JSON."""

@@ -37,6 +37,7 @@ class ToolUse:
         for name, section in config.tools.items():
             with in_section(f"rollout.agent.tools.{name}"):
                 tool = section.build()
+                tool.check_calls(by_names=config.calls == "chat_template")
             self._tools[name] = ToolCalls(name, tool, seconds=config.max_call_seconds)
         coded = (self._encoded, self._decoded)
         self._form: CallForm

@@ -66,8 +66,9 @@ class UserFunctionConfig(StrictModel):
             )
         _read(lambda: check_reference(self.function))
 
-    def load(self) -> Callable[..., Any]:
-        """The function; ConfigError where it cannot be imported or called."""
+    def load(self, *, by_names: bool = False) -> Callable[..., Any]:
+        """The function; ConfigError where it cannot be imported, or called with one thing and the
+        options, or ``by_names`` with these and others."""
         self.check()
         where, _, name = self.function.rpartition(":")
         file = file_of(self.function)
@@ -81,11 +82,11 @@ class UserFunctionConfig(StrictModel):
             raise _no_function(
                 where, name, (k for k, item in vars(module).items() if callable(item))
             )
-        self._check_call(function)
+        self.check_call(function, by_names=by_names)
         return function  # type: ignore[no-any-return]
 
-    def _check_call(self, function: Callable[..., Any]) -> None:
-        """Refuse a function that cannot be called with one thing and the options."""
+    def check_call(self, function: Callable[..., Any], *, by_names: bool = False) -> None:
+        """See :meth:`load`."""
         name = self.function.rpartition(":")[2]
         if inspect.iscoroutinefunction(function):
             raise ConfigError(
@@ -97,7 +98,10 @@ class UserFunctionConfig(StrictModel):
         except (TypeError, ValueError):
             return  # one written in C may not say how it is called
         try:
-            signature.bind(None, **self.options)
+            if by_names:
+                signature.bind_partial(**self.options)
+            else:
+                signature.bind(None, **self.options)
         except TypeError as error:
             given = "".join(f", {option}=…" for option in self.options)
             raise ConfigError(

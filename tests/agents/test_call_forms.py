@@ -43,8 +43,11 @@ TOOLS = """
 def look(word: str, times: int = 1, *, joined: str = " ") -> str:
     return joined.join([word] * times)
 
-def plain(arguments):
-    return f"given {arguments}"
+def add(a: int, b: int) -> str:
+    return str(a + b)
+
+async def later(a):
+    return a
 """
 
 
@@ -168,6 +171,25 @@ def test_a_template_without_tools_is_refused_at_once(words: Any, config: AgentCo
         finally:
             words.chat_template = own
         assert refused.value.key == "rollout.agent.calls"
+
+
+def test_functions_are_called_in_the_form_or_refused_at_once(
+    words: Any, config: AgentConfig
+) -> None:
+    function = config.tools["look"].function.replace(":look", ":add")
+    add = {"type": "function", "function": function}
+    by_names = AgentConfig(calls="chat_template", tools={"add": add})
+    found = talked(words, by_names, call("add", {"a": 2, "b": 3}), "end")
+    assert "<tool_response>5</tool_response>" in text(words, found)
+    with pytest.raises(ConfigError, match=r"add.* cannot be called as add\(…\)") as refused:
+        ToolUse(AgentConfig(tools={"add": add}), words)
+    assert refused.value.key == "rollout.agent.tools.add.function"
+    for wrong in ({**add, "options": {"c": 1}}, {**add, "function": function + "_"}):
+        with pytest.raises(ConfigError, match=r"cannot be called|has no function"):
+            ToolUse(AgentConfig(calls="chat_template", tools={"add": wrong}), words)
+    later = {**add, "function": function.replace(":add", ":later")}
+    with pytest.raises(ConfigError, match="is `async`"):
+        ToolUse(AgentConfig(calls="chat_template", tools={"later": later}), words)
 
 
 def test_names_and_tags_follow_the_form() -> None:

@@ -6,11 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
+from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
 from rlinf.flow.executor import (
     Arguments,
     Executor,
@@ -185,15 +188,28 @@ class Groups:
         def begin() -> Arguments:
             if receive is not None:
                 receive()
-            return draw()
+            return self._told(draw())
 
         try:
-            return self._training.start(step, self._task.arguments(step), Hooks(begin, ended))
+            told = self._told(self._task.arguments(step))
+            return self._training.start(step, told, Hooks(begin, ended))
         except BaseException:
             if receive is not None:
                 with suppress(Exception):  # what made the start fail is what is to be told
                     receive()
             raise
+
+    def _told(self, arguments: Arguments) -> Arguments:
+        """What a task tells its stages, which may be of a component that this recipe lacks."""
+        for name in arguments.keys() - self._labels:
+            why = f"it has arguments for `{name}`; {did_you_mean(name, self._labels)}"
+            raise ConfigError(f"task `{self._config.task}` is broken: {why}")
+        return arguments
+
+    @cached_property
+    def _labels(self) -> frozenset[str]:
+        stages = self._task.flow(self._config).stages()
+        return frozenset(self._task.groups) | {stage.label for _, stage in stages}
 
     @property
     def keeps_weights(self) -> bool:

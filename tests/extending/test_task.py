@@ -60,6 +60,17 @@ def test_it_is_listed_explained_and_checked(capsys: pytest.CaptureFixture[str]) 
     assert "did you mean `pulls`?" in capsys.readouterr().err
 
 
+def test_arguments_for_a_component_that_is_not_there_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_example.bandit import Bandit
+
+    monkeypatch.setattr(Bandit, "arguments", lambda _, step: {"playr": {"step": step}})
+    assert main(["train", RECIPE, "--run-dir", str(tmp_path / "run")]) == 2
+    told = capsys.readouterr().err
+    assert "task `bandit` is broken: it has arguments for `playr`; did you mean `player`?" in told
+
+
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)], ids=["train", "dry run"])
 @pytest.mark.parametrize(
     ("placed", "key"),

@@ -37,6 +37,7 @@ from rlinf.scheduler.errors import PlacementError
 if TYPE_CHECKING:
     from rlinf.flow.planning_traits import PlanningTraits
 
+_PLACEMENT = "cluster.component_placement"
 _LINES = 4
 """Lines shown of what is wrong in a file that should be a plan."""
 
@@ -252,10 +253,17 @@ class PlacedConfig(StrictModel):
     def _rules(self) -> Self:
         self._check_cluster()
         for problem in self.problems():
-            raise problem
+            raise self._as_placed(problem)
         # Last: what the task itself says against a placement names the keys that cause it.
         self._check_processes()
         return self
+
+    def _as_placed(self, problem: PydanticCustomError) -> PydanticCustomError:
+        """A problem of a placement under the key that places: a plan, where there is one."""
+        told = problem.context or {}
+        if told.get("key") != _PLACEMENT or not isinstance(self.cluster.plan, Plan):
+            return problem
+        return illegal("cluster.plan", told["text"])
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the values of several sections together; the first is told."""
@@ -297,7 +305,7 @@ class PlacedConfig(StrictModel):
         if missing or unknown:
             found = ", ".join(sorted(unknown or missing))
             raise illegal(
-                "cluster.component_placement",
+                _PLACEMENT,
                 f"{'does not know' if unknown else 'does not place'} {found}",
                 hint=f"the components of this task are {', '.join(self.components)}",
             )
@@ -306,7 +314,7 @@ class PlacedConfig(StrictModel):
             if labels:
                 # A plan numbers the devices of the whole cluster; those of a group count anew.
                 raise illegal(
-                    "cluster.component_placement",
+                    _PLACEMENT,
                     f"places {', '.join(entry.components)} by ranks inside of node group "
                     f"{', '.join(labels)}, but leases and residency need those of the cluster",
                     hint="write the global ranks instead; groups may still set environments",
@@ -315,7 +323,7 @@ class PlacedConfig(StrictModel):
         try:
             _ = self.plan
         except PlacementError as error:
-            raise illegal("cluster.component_placement", str(error)) from error
+            raise illegal(_PLACEMENT, str(error)) from error
 
     def _check_plan(self, plan: Plan) -> None:
         """Refuse a plan beside a placement, and one that cannot be executed."""

@@ -286,3 +286,11 @@ def test_a_plan_says_who_gives_its_memory_back(tmp_path):
     assert residencies(config.plan) == {
         "rollout": "resident", "reward": "resident", "actor": "offload",
     }  # fmt: skip
+
+
+def test_what_a_recipe_has_against_a_plan_names_the_plan(tmp_path):
+    parts = "rollout: {devices: 0}, reward: {devices: 0}, actor: {devices: 0-1}"
+    with pytest.raises(ConfigError, match=r"cluster\.plan \(command line\): places 2 actor"):
+        reasoning_support.small_config(
+            tmp_path, "cluster.cpu_devices_per_node=2", f"cluster.plan={{components: {{{parts}}}}}"
+        )

@@ -255,7 +255,7 @@ def load_run(
     named, or else its good one: the newest, or the best where the task leaves that behind.
 
     Raises:
-        ConfigError: Its model is not the one that it began with.
+        ConfigError: Its model is not the one that it began with, or a file of its tools is gone.
         CheckpointError: There is no good checkpoint.
     """
     return _configured(task, run_of(source), overrides), good_checkpoint(task, source)
@@ -267,6 +267,8 @@ def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> P
     origin = origin_of(task, run)
     origin.refuse_other_config(config, task.changeable_evaluation, why="a trained run")
     origin.refuse_other_files(config, section="model")
+    # What its tools reply is part of what is evaluated, and may be mended.
+    origin.refuse_other_files(config, section="rollout", changed_code=True)
     return config
 
 

@@ -14,6 +14,7 @@ pytest.importorskip("transformers")
 from rlinf.agents.calculator import Calculator
 from rlinf.errors import ConfigError, UserError
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.monitor.run_origin import Origin
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.run import Run
@@ -36,7 +37,9 @@ def test_answers_have_turns(reference: Path) -> None:
     assert all(1 < turns <= 3 for turns in evaluated[1:])
 
 
-def test_a_function_of_ones_own_is_a_tool(reference: Path, tmp_path: Path) -> None:
+def test_a_function_of_ones_own_is_a_tool(
+    reference: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     file = tmp_path / "my_tools.py"
     file.write_text(
         "from rlinf.agents.calculator import Calculator, CalculatorConfig\n"
@@ -47,6 +50,19 @@ def test_a_function_of_ones_own_is_a_tool(reference: Path, tmp_path: Path) -> No
         f"alphabet: '{Calculator.alphabet}'}}")  # fmt: skip
     run = train(tmp_path, *CALLING, f"rollout.agent.tools={{calc: {tool}}}")
     assert_equal_runs(reference, run)
+    # It is evaluated with what the file holds then, which is told.
+    Origin.of(small_config(tmp_path, *CALLING, f"rollout.agent.tools={{calc: {tool}}}")).save(run)
+    caplog.clear()
+    evaluate(Reasoning, run)
+    assert not caplog.records
+    file.write_text(f"{file.read_text()}# mended\n")
+    evaluate(Reasoning, run)
+    assert "my_tools.py is not what the run began with" in caplog.text
+    file.unlink()
+    with pytest.raises(
+        ConfigError, match=r"say where it is: rollout\.agent\.tools\.calc\.function="
+    ):
+        evaluate(Reasoning, run)
 
 
 def test_failures_of_tools_in_an_evaluation_are_told(

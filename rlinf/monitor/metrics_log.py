@@ -12,11 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.files import is_disk_full
-from rlinf.errors import CheckpointError
+from rlinf.errors import CheckpointError, RunFailure
 from rlinf.monitor.loggers.base import REGISTRY, LoggerConfig, LoggerContext, MetricLogger
 from rlinf.monitor.run_directory import METRICS_FILE
 
 logger = logging.getLogger(__name__)
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # the last of tensors of many numbers
+        what = type(value).__name__
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise RunFailure(f"the metric `{name}` is no number, but a {what}{shape}") from error
 
 
 class MetricsLog:
@@ -57,9 +66,13 @@ class MetricsLog:
         return list(self._loggers)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Record the metrics, ``group/name``, after ``step`` training steps; NaN is allowed."""
+        """Record the metrics, ``group/name``, after ``step`` training steps; NaN is allowed.
+
+        Raises:
+            RunFailure: One is no number.
+        """
         now = time.time()
-        numbers = {name: float(value) for name, value in metrics.items()}
+        numbers = {name: _number(name, value) for name, value in metrics.items()}
         self._file.log(step, numbers, now)
         self._each(lambda target: target.log(step, numbers, now))
 

@@ -9,11 +9,13 @@ import sys
 import textwrap
 from importlib.metadata import EntryPoint
 
+import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rlinf.errors import CheckpointError, ConfigError, MissingPackageError
+from rlinf.errors import CheckpointError, ConfigError, MissingPackageError, RunFailure
 from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, LoggerConfig, MetricLogger
 from rlinf.monitor.metrics_log import MetricsLog, read_metrics
 
@@ -44,6 +46,14 @@ def test_a_line_is_on_disk_when_the_step_ends_and_odd_numbers_survive(tmp_path):
     assert line["inf"] == -math.inf
     assert line["tiny"] == 5e-324
     metrics.close()
+
+
+@pytest.mark.parametrize("value", [np.ones(2), torch.ones(2), None, "many", [1.0]], ids=type)
+def test_a_metric_that_is_no_number_is_named(tmp_path, value):
+    with MetricsLog(tmp_path) as log:
+        log.log(1, {"train/loss": np.float32(0.5), "train/rate": torch.ones(1)})
+        with pytest.raises(RunFailure, match=r"the metric `train/each` is no number, but a "):
+            log.log(2, {"train/loss": 0.5, "train/each": value})
 
 
 def test_resume_continues_as_if_never_stopped(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
@@ -359,6 +360,11 @@ class PlacedConfig(StrictModel):
                 raise illegal(f"cluster.{key}", why, hint=hint)
 
     def _check_residency(self) -> None:
+        names = [name.strip() for key in self.cluster.residency for name in key.split(",")]
+        for name, count in Counter(names).items():
+            if count > 1:
+                why = f"names {name} {count} times"
+                raise illegal("cluster.residency", why, hint="remove it from all but one")
         for name, value in self.residency().items():
             if name not in self.components:
                 hint = f"the components of this task are {', '.join(self.components)}"

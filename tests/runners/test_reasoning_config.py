@@ -58,6 +58,11 @@ REFUSED = [
     (["weight_sync={type: patches}"], "weight_sync.type", "did you mean `patch`"),
     (["weight_sync={type: patch, in_place: true}"], "weight_sync.in_place", "nearest: false"),
     (
+        ["cluster.residency={'rollout,actor': offload, actor: resident}"],
+        "cluster.residency",
+        "names actor 2 times; remove it",
+    ),
+    (
         ["weight_sync.type=reference", "cluster.runtime=ray"],
         "weight_sync.type",
         "nearest: shared_memory on one node",

@@ -37,7 +37,7 @@ from rlinf.config.yaml_source import read_yaml, write_yaml
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.scheduler.component_grammar import parse_spec
 from rlinf.scheduler.errors import PlacementError
-from rlinf.scheduler.rank_text import parse_ranks
+from rlinf.scheduler.rank_text import ALL, parse_ranks
 
 Residency = Literal["resident", "offload"]
 MOST_PROCESSES = 65_536
@@ -90,13 +90,13 @@ class ComponentPlan(StrictModel):
 
     @classmethod
     def _read_devices(cls, text: str, data: Mapping[str, Any]) -> dict[str, Any]:
+        if text.strip().lower() in ("", ALL):
+            hint = "a plan stands for one cluster: write its devices, such as 0-3"
+            raise illegal("devices", f"names no devices by {text.strip()!r}", hint=hint)
         try:
             each = parse_spec(text)
         except PlacementError as error:
             raise illegal("devices", str(error)) from error
-        if not each:
-            hint = "a plan stands for one cluster: write its devices, such as 0-3"
-            raise illegal("devices", f"names no devices by {text.strip()!r}", hint=hint)
         found = {"processes": len(each), **data, "devices": tuple(d for own in each for d in own)}
         if ":" not in text:
             return found

@@ -216,6 +216,7 @@ def test_a_plan_that_was_found_is_the_config_as_it_is(tmp_path):
         ({"env": "{devices: a}"}, r"env\.devices = 'a'.*expected a number or 'first-last'"),
         ({"env": "{processes: 2}"}, r"env\.devices.*is required"),
         ({"env": "{devices: all}"}, r"env\.devices = 'all'.*write its devices, such as 0-3"),
+        ({"env": "{devices: ''}"}, r"env\.devices = ''.*write its devices, such as 0-3"),
         ({"env": "{devices: '0,0'}"}, r"env\.devices = '0,0'.*names a resource twice"),
         ({"env": "{devices: '0-1:0-2'}"}, r"env\.devices = '0-1:0-2'.*Nearest legal: '0-1:0-1'"),
         ({"env": "{devices: '0:0-2,1:3', processes: 2}"}, r"env\.processes = 2 .*is 2, and the"),

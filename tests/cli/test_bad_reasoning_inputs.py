@@ -295,7 +295,13 @@ def places(samples):
             "polite",
             {"wrd": "1"},
             2,
-            ["no completion of the step could be scored; the first: mine/exception", "'wrd'"],
+            ["reward.functions.mine.function", "cannot be called as polite(…, wrd=…)"],
+        ),
+        (
+            "polite",
+            {"word": "x"},
+            2,
+            ["no completion of the step could be scored; the first: mine/exception", "not today"],
         ),
         (
             "polite",
@@ -304,7 +310,7 @@ def places(samples):
             ["warning:", "is not trained on: mine/exception: ValueError: not today"],
         ),
     ],
-    ids=["no such function", "fails always", "fails sometimes"],
+    ids=["no such function", "no such option", "fails always", "fails sometimes"],
 )
 def test_own_rewards(
     place: Path,
@@ -319,7 +325,7 @@ def test_own_rewards(
     words = ["rollout.prompts=8", "reward.functions=null", f"reward.functions.mine={section}"]
     found, _, error = train(capsys, *words)
     assert (found, "Traceback" in error) == (code, False), error
-    assert (place / "runs").exists() == (name == "polite")  # what was trained is kept
+    assert (place / "runs").exists() == ("word" in options)  # what was trained is kept
     flat = " ".join(error.split())
     assert [part for part in parts if part not in flat] == [], flat
 
@@ -347,7 +353,7 @@ def test_an_evaluation_that_judges_no_answer_has_no_rate(
 ) -> None:
     (place / "mine.py").write_text(REWARDS)
     (place / "held.jsonl").write_text(json.dumps({"prompt": "9+9=", "solutions": "18"}))
-    section = json.dumps({"type": "function", "function": "mine.py:polite", "options": {"wrd": 1}})
+    section = json.dumps({"type": "function", "function": "mine.py:polite", "options": {"word": "x"}})
     words = ["reward.functions=null", f"reward.functions.mine={section}"]
     code, shown, error = train(capsys, *words, "data.files.validation=[held.jsonl]")
     assert code == 2, error

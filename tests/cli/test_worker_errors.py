@@ -15,7 +15,7 @@ import gymnasium
 
 class Switches(gymnasium.Env):
     observation_space = gymnasium.spaces.Box(0, 1, (2,))
-    action_space = gymnasium.spaces.MultiBinary(3)
+    action_space = gymnasium.spaces.Tuple([gymnasium.spaces.MultiBinary(3)])
 
     def __init__(self, render_mode=None):
         self.render_mode = render_mode

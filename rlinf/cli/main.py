@@ -17,7 +17,6 @@ from rlinf.cli import (
     check,
     convert,
     data,
-    doctor,
     env,
     evaluate,
     explain,
@@ -29,6 +28,7 @@ from rlinf.cli import (
     view,
 )
 from rlinf.cli.failure import Debug, report, reporting
+from rlinf.cli.health import doctor
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED

@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 from rlinf.envs.base import Observation, require_known, require_package
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
-from rlinf.envs.mujoco_models import shared_models
+from rlinf.envs.mujoco.models import shared_models
 from rlinf.envs.requirements import Requirements
 
 _GYMNASIUM = "gymnasium==1.4.0"
@@ -256,7 +256,7 @@ class XArmEnv(GymnasiumTask):
     def render(self) -> Any:
         """Its one camera, uint8 [256, 256, 3]; the package calls gymnasium's renderer as it was
         before 1.0."""
-        from rlinf.envs.mujoco_picture import Painter
+        from rlinf.envs.mujoco.picture import Painter
 
         inner: Any = self._env.unwrapped
         if self._painter is None:

@@ -192,7 +192,7 @@ class _Simulator:
     """The built model of one task, which is never built again for a reset."""
 
     def __init__(self, task: Any, number: int, options: LiberoOptions) -> None:
-        from rlinf.envs.mujoco_picture import Painter
+        from rlinf.envs.mujoco.picture import Painter
 
         with quiet():
             from libero.libero import get_libero_path

@@ -83,7 +83,7 @@ class RobosuiteEnv(SimulatorEnv):
     never_black = ("main_images",)
 
     def __init__(self, options: RobosuiteOptions) -> None:
-        from rlinf.envs.mujoco_picture import Painter
+        from rlinf.envs.mujoco.picture import Painter
 
         super().__init__(options)
         self._env = _make(options)

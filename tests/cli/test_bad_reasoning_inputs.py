@@ -353,7 +353,9 @@ def test_an_evaluation_that_judges_no_answer_has_no_rate(
 ) -> None:
     (place / "mine.py").write_text(REWARDS)
     (place / "held.jsonl").write_text(json.dumps({"prompt": "9+9=", "solutions": "18"}))
-    section = json.dumps({"type": "function", "function": "mine.py:polite", "options": {"word": "x"}})
+    section = json.dumps(
+        {"type": "function", "function": "mine.py:polite", "options": {"word": "x"}}
+    )
     words = ["reward.functions=null", f"reward.functions.mine={section}"]
     code, shown, error = train(capsys, *words, "data.files.validation=[held.jsonl]")
     assert code == 2, error

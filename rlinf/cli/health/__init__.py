@@ -1,1 +1,1 @@
-"""What ``rlinf doctor`` looks at: one file per part of the machine."""
+"""``rlinf doctor``, and what it looks at: one file per part of the machine."""

@@ -17,7 +17,7 @@ from rlinf.envs.base import (
     require_package,
     require_picture_sizes,
 )
-from rlinf.envs.mujoco_models import shared_models
+from rlinf.envs.mujoco.models import shared_models
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -193,7 +193,7 @@ class DmControlEnv(SimulatorEnv):
         self._env.close()
 
     def _picture(self, size: int) -> np.ndarray:
-        from rlinf.envs.mujoco_picture import Painter
+        from rlinf.envs.mujoco.picture import Painter
 
         physics = self._env.physics
         if self._painter is None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-# No window system is needed to simulate; pictures open their own context (see mujoco_picture.py).
+# No window system is needed to simulate; pictures open their own context (see mujoco/picture.py).
 # MuJoCo reads this when it is imported.
 _GL_CHOICE = os.environ.setdefault("MUJOCO_GL", "disable")
 
@@ -25,7 +25,7 @@ from gymnasium.utils import seeding  # noqa: E402
 from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # noqa: E402
 
 from rlinf.envs.metaworld.quick import quick_class  # noqa: E402
-from rlinf.envs.mujoco_picture import Painter  # noqa: E402
+from rlinf.envs.mujoco.picture import Painter  # noqa: E402
 
 _SIMPLE = (bool, int, float, str, type(None), np.bool_, np.number)
 FRAME = 18

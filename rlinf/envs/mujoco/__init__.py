@@ -1,0 +1,1 @@
+"""What adapters of MuJoCo simulators share: models that are compiled once, and pictures."""

@@ -32,6 +32,10 @@ ALTERNATIVES = 8
 """Plans beside the fastest of a search that a recipe is asked about."""
 MOST_SEARCHES = 16
 """Searches until it is said that the recipe refuses all plans."""
+_WITHOUT_MOVES = (
+    "; devices that change hands while a run goes on are not planned: plan it with "
+    "cluster.auto_scheduler=false"
+)
 _SILENT = ("logger.backends=[]", "runner.timeline=false")
 _UNSAVED = ("checkpoint.interval=0",)
 
@@ -225,7 +229,7 @@ def find_accepted_plan(
     if not legal:
         raise ConfigError(
             f"the recipe refuses all plans that were found ({len(refused)}); the fastest: "
-            f"{refused[0]}"
+            f"{refused[0]}{_WITHOUT_MOVES if config.cluster.auto_scheduler else ''}"
         )
     (placed, best), *others = legal
     best = replace(best, alternatives=tuple(plan for _, plan in others))

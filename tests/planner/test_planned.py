@@ -311,7 +311,11 @@ def test_a_recipe_that_refuses_all_plans_says_why(
         raise ConfigError("a trial: 1 problem\n  actor: not like this")
 
     monkeypatch.setattr(planned, "placed_by", refuse)
-    with pytest.raises(ConfigError, match=r"refuses all plans .* actor: not like"):
+    with pytest.raises(ConfigError, match=r"refuses all plans .* actor: not like this$"):
+        find_accepted_plan(config, Embodied.flow(config), costs)
+    moving = config.cluster.model_copy(update={"auto_scheduler": True})
+    config = config.model_copy(update={"cluster": moving})
+    with pytest.raises(ConfigError, match=r"plan it with cluster\.auto_scheduler=false$"):
         find_accepted_plan(config, Embodied.flow(config), costs)
 
 

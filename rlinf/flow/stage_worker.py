@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -221,9 +221,16 @@ class StageWorker(Worker):
     ) -> tuple[Any, _Pumped]:
         """Drive the stage's generator; returns its result, and what it yielded."""
         ports = {port.edge: port for port in call.outputs}
+        stage = f"{type(self).__name__}.{call.method}"
         generator: Generator[Emit, None, Any] = getattr(self, call.method)(
             *streams, **call.arguments
         )
+        if not isinstance(generator, Iterator):
+            kind = type(generator).__name__
+            raise RunFailure(
+                f"{stage} returns {kind}, and a stage is a generator: it yields "
+                "what it hands over as Emit(edge, source, payload), and returns its report"
+            )
         pumped = _Pumped()
         resumed, waited = time.perf_counter(), 0.0
         while True:
@@ -232,8 +239,11 @@ class StageWorker(Worker):
             except StopIteration as stop:
                 result = stop.value
                 break
+            if not isinstance(emitted, Emit):
+                raise RunFailure(
+                    f"{stage} yields {type(emitted).__name__} and no Emit(edge, source, payload)"
+                )
             if emitted.edge not in ports:
-                stage = f"{type(self).__name__}.{call.method}"
                 known = did_you_mean(emitted.edge, ports)
                 raise RunFailure(f"{stage} emits `{emitted.edge}`, no output of its stage; {known}")
             begin, before = time.perf_counter(), waited

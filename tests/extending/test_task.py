@@ -148,6 +148,28 @@ def test_a_result_for_an_edge_that_is_none_is_named(
     assert "Traceback" not in message
 
 
+@pytest.mark.parametrize(
+    ("pull", "wrong"),
+    [
+        (lambda self, *, step: {"pulls": step}, "Player.pull returns dict, and a stage is a"),
+        (lambda self, *, step: (each for each in [("pulls", 0, step)]), "yields tuple and no Emit"),
+    ],
+)
+def test_a_stage_that_yields_nothing_it_could_hand_over_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    pull: Any,
+    wrong: str,
+) -> None:
+    task, _, _ = read_config(RECIPE, [])
+    monkeypatch.setattr(task.groups["player"], "pull", pull)
+    assert main(["train", RECIPE, "--run-dir", str(tmp_path / "run")]) == 1
+    message = capsys.readouterr().err
+    assert wrong in message
+    assert "Traceback" not in message
+
+
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_it_learns_and_resumes_as_if_it_had_never_stopped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], staleness: int

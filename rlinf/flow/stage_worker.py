@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -222,9 +222,7 @@ class StageWorker(Worker):
         """Drive the stage's generator; returns its result, and what it yielded."""
         ports = {port.edge: port for port in call.outputs}
         stage = f"{type(self).__name__}.{call.method}"
-        generator: Generator[Emit, None, Any] = getattr(self, call.method)(
-            *streams, **call.arguments
-        )
+        generator: Any = getattr(self, call.method)(*streams, **call.arguments)
         if not isinstance(generator, Iterator):
             kind = type(generator).__name__
             raise RunFailure(

@@ -36,6 +36,8 @@ _CLASSES = {
     "collections": {"OrderedDict"},
 }  # fmt: skip
 """What an index consists of, by module."""
+_MODULES = {"pathlib._local": "pathlib"}
+"""What Python 3.13 calls a module that others know by another name: each reads what any wrote."""
 
 Tree = Mapping[str, Any]
 """Tensors (distributed ones where ranks divide them) and plain data, by name, in any depth."""
@@ -109,6 +111,7 @@ class _IndexUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("builtins", "getattr"):
             return _memory_format
+        module = _MODULES.get(module, module)
         if name not in _CLASSES.get(module, ()):
             raise CheckpointError(f"the index of a checkpoint may not hold a {module}.{name}")
         return super().find_class(module, name)

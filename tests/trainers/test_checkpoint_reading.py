@@ -35,6 +35,16 @@ def test_members_of_the_enumeration_are_read(tmp_path: Path) -> None:
     assert found.planner_data is _MEM_FORMAT_ENCODING[name]
 
 
+@pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
+def test_paths_are_read_as_any_version_of_python_writes_them(tmp_path: Path, module: str) -> None:
+    reader, path = index(tmp_path, None), Path("part.distcp")
+    written = pickle.dumps(Metadata({}, planner_data=path), protocol=0).decode()
+    own, other = (f"c{name}\nPosixPath" for name in (type(path).__module__, module))
+    assert written.count(own) == 1
+    (tmp_path / ".metadata").write_bytes(written.replace(own, other).encode())
+    assert reader.read_metadata().planner_data == path
+
+
 @pytest.mark.parametrize("asked", [(_MEM_FORMAT_ENCODING, "mro"), (Metadata, "__init__")])
 def test_other_attributes_are_refused(tmp_path: Path, asked: tuple[Any, str]) -> None:
     with pytest.raises(CheckpointError, match=r"may not hold a builtins\.getattr"):

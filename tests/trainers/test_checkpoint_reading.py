@@ -38,10 +38,10 @@ def test_members_of_the_enumeration_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("module", ["pathlib", "pathlib._local"])
 def test_paths_are_read_as_any_version_of_python_writes_them(tmp_path: Path, module: str) -> None:
     reader, path = index(tmp_path, None), Path("part.distcp")
-    written = pickle.dumps(Metadata({}, planner_data=path), protocol=0).decode()
-    own, other = (f"c{name}\nPosixPath" for name in (type(path).__module__, module))
+    written = pickle.dumps(Metadata({}, planner_data=path), protocol=2)
+    own, other = (f"c{name}\nPosixPath".encode() for name in (type(path).__module__, module))
     assert written.count(own) == 1
-    (tmp_path / ".metadata").write_bytes(written.replace(own, other).encode())
+    (tmp_path / ".metadata").write_bytes(written.replace(own, other))
     assert reader.read_metadata().planner_data == path
 
 

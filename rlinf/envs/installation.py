@@ -187,7 +187,7 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
     with _alone(directory):
         shutil.rmtree(directory, ignore_errors=True)
         try:
-            _uv("venv", "--quiet", "--python", needs.python, str(directory))
+            _uv("venv", "--quiet", "--python", _interpreter_of(needs.python), str(directory))
             python = directory / "bin" / "python"
             pins = lock_file(name)
             wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
@@ -275,6 +275,13 @@ def _manifest(directory: Path) -> dict[str, Any] | None:
         return dict(json.loads((directory / MANIFEST).read_text()))
     except (OSError, ValueError):
         return None
+
+
+def _interpreter_of(version: str) -> str:
+    """What ``uv`` is told to make an environment of a version with: the interpreter that runs,
+    where it is of that version, which need not be on the path."""
+    own = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return sys.executable if version == own else version
 
 
 def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:

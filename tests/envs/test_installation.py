@@ -32,6 +32,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def packages(monkeypatch: pytest.MonkeyPatch) -> Path:
     """Requirements of an env type that pip can fulfil at once: none but the interpreter."""
     adapter = REGISTRY.load(NAME)
+    if adapter.requirements.python != _version():
+        pytest.skip(f"what {NAME} is pinned to is for Python {adapter.requirements.python}")
     small = Requirements(packages=(), module="no_such_module", python=_version())
     monkeypatch.setattr(adapter, "requirements", small)
     return Path(sys.executable)
@@ -125,6 +127,7 @@ def test_an_environment_is_made_used_and_removed(home: Path) -> None:
         installation.remove(NAME)
 
 
+@pytest.mark.usefixtures("packages")
 def test_a_source_is_told_to_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -158,6 +161,17 @@ def test_an_interrupted_install_is_never_used(home: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("packages")
+def test_the_interpreter_that_runs_need_not_be_on_the_path(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(home))
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    installation.install(NAME)
+    asked = (interpreter(NAME), "-c", "import sys; print(*sys.version_info[:2], sep='.')")
+    assert subprocess.check_output(asked, text=True).strip() == _version()
+
+
+@pytest.mark.usefixtures("packages")
 def test_other_pins_than_those_of_the_adapter_are_refused(home: Path) -> None:
     installation.install(NAME)
     manifest = home / NAME / installation.MANIFEST
@@ -167,6 +181,7 @@ def test_other_pins_than_those_of_the_adapter_are_refused(home: Path) -> None:
         interpreter(NAME)
 
 
+@pytest.mark.usefixtures("packages")
 def test_a_failed_install_says_why_and_leaves_nothing(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

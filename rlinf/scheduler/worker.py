@@ -67,6 +67,11 @@ class WorkerTimers:
                 )
             return self.__durations.pop(tag)
 
+    def _pop_recorded_time(self, tag: str) -> float | None:
+        """The same; None for an unknown tag."""
+        with self.__durations_lock:
+            return self.__durations.pop(tag, None)
+
     def pop_execution_times(self) -> dict[str, float]:
         """Seconds of every tag since they were last popped."""
         with self.__durations_lock:

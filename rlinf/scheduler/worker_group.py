@@ -325,9 +325,9 @@ class WorkerGroupFuncResult:
         of the call itself. ``reduction`` is the same by its other name.
         """
         own = self._own_seconds()
-        try:
-            recorded: list[float] = self._pop("pop_execution_time", self._method)
-        except SchedulerValueError:
+        found: list[float | None] = self._pop("_pop_recorded_time", self._method)
+        recorded = [seconds for seconds in found if seconds is not None]
+        if len(recorded) < len(found):
             recorded = own
         return _reduce(recorded, reduction or reduction_type)
 
@@ -363,9 +363,13 @@ class WorkerGroupFuncResult:
             if position not in self._results and call.done():
                 name = self._names[position]
                 self._failed_calls.forget(call)
-                self._raised = True  # unless it does not
-                self._results[position] = result_of(call.result(), name, self._method)
-                self._raised = False
+                try:
+                    self._results[position] = result_of(call.result(), name, self._method)
+                except BaseException:
+                    self._raised = True
+                    for each in self._calls:
+                        self._failed_calls.note_heard(each)
+                    raise
 
     def _wait_some(self, end: float | None) -> None:
         """Wait for one more rank, until a time of the monotonic clock if one is given; a process

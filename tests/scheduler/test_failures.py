@@ -214,6 +214,21 @@ def test_a_failure_behind_which_a_wait_has_ended_blames_no_other(launch, shared,
 
 
 @pytest.mark.usefixtures("impatient")
+def test_failures_of_the_other_ranks_of_a_call_that_raised_end_no_later_wait(
+    launch, shared, short_deadline
+):
+    group, several = shared(Talker), launch(Basic, 3, "several")
+    several.process_id().wait()
+    with pytest.raises(KeyError):
+        several.fail("nothing").wait()
+    assert several.process_id().wait()  # by now all of them have failed
+    short_deadline(group)
+    for _ in range(2):
+        with pytest.raises(TimeoutError):
+            group.execute_on(0).receive_from("sharedTalker", 1).wait()
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_call_that_failed_leaves_a_wait_alone_while_others_compute(shared, launch):
     failing = launch(Basic, 1, "asker").fail("nothing")
     others = [shared(Basic).execute_on(0).sleep(1.5), launch(Concurrent, 1, "resting").rest(1.5)]

@@ -24,6 +24,7 @@ from rlinf.scheduler import (
     Worker,
 )
 from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError, WorkerDiedError
+from rlinf.scheduler.process import require_process
 from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
@@ -344,10 +345,12 @@ def test_what_a_closed_worker_held_goes(launch, runtime):
 
 
 def test_durations(shared):
-    group = shared(Basic)
+    group, failed = shared(Basic), require_process().failed_calls
     group.pop_execution_times().wait()
     assert group.timed().consume_duration() >= 0.01
+    watched = len(failed._all())
     assert group.add().consume_duration("mean") >= 0.0
+    assert len(failed._all()) == watched  # none failed for want of a timer
     durations, per_rank = group.work().consume_durations(return_per_rank=True)
     assert {"work", "inner"} <= set(durations)
     assert durations["work"] >= durations["inner"] >= 0.01

@@ -28,6 +28,8 @@ class _Call:
     told: bool = False
     seen_in: object = None
     """The wait in which its failure was first seen."""
+    heard: bool = False
+    """Whether who waited for all ranks of a group has heard of the failure of another one."""
 
     @property
     def failed(self) -> bool:
@@ -66,6 +68,12 @@ class FailedCalls:
         """Somebody takes the result of a call."""
         with self._lock:
             self._calls.pop(future, None)
+
+    def note_heard(self, future: Future[Any]) -> None:
+        """Who waits for a call has heard that another rank failed: this one ends no later wait."""
+        with self._lock:
+            if future in self._calls:
+                self._calls[future].heard = True
 
     def forget_workers(self, workers: set[str]) -> None:
         """A group is closed, and with it its calls are done with; a failure is logged."""
@@ -106,10 +114,12 @@ class FailedCalls:
         """
         own = [call for call in self._all() if call.caller == caller]
         failed = [call for call in own if call.failed]
-        known = [call for call in failed if call.seen_in is wait]
+        known = [call for call in failed if call.seen_in is wait and not call.heard]
         for call in failed:
             call.seen_in = call.seen_in or wait
             _tell(call)
+            if call.heard:
+                self.forget(call.future)
         if not known:
             return
         doing = rows()

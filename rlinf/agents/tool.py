@@ -121,7 +121,7 @@ class AgentConfig(StrictModel):
     def _check_reply(cls, value: str) -> str:
         if value.count("{}") != 1 or value == "{}":  # a tool may reply nothing
             raise ValueError(
-                "has one {}, for what the tool replies, in a text: <result>{}</result>"
+                "needs one {}, for what the tool replies, in a text: <result>{}</result>"
             )
         return value
 

@@ -71,7 +71,7 @@ def test_marks_of_the_form_of_a_reply_are_whole() -> None:
 
 @pytest.mark.parametrize("form", ["<result></result>", "{}{}", "{}", ""])
 def test_a_form_has_one_place_for_the_reply(form: str) -> None:
-    with pytest.raises(ValidationError, match=r"has one \{\}"):
+    with pytest.raises(ValidationError, match=r"needs one \{\}"):
         AgentConfig(tools={"calc": {"type": "calculator"}}, reply=form)
 
 

@@ -94,6 +94,16 @@ class WorkerTimers:
 class WorkerMeta(type):
     """Attributes of the class itself, readable on the driver and in workers."""
 
+    def __dir__(cls) -> Iterator[str]:
+        """Names, without those of this class: Ray reads all of an actor's class before it is built.
+
+        It would import torch into each worker and count the devices of its node, not its own.
+        """
+        found_out = {
+            name for name, value in vars(WorkerMeta).items() if isinstance(value, property)
+        }
+        return (name for name in super().__dir__() if name not in found_out)
+
     @property
     def current_worker(cls) -> Worker | None:
         """The worker that this thread or process runs; None on the driver."""

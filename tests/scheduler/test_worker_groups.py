@@ -403,6 +403,15 @@ def test_process_environment(launch, runtime):
     )
 
 
+def test_a_worker_without_tensors_starts_without_torch(launch, runtime):
+    """It takes more than a second; counting devices, it would count those of the whole node."""
+    if runtime == "local":
+        pytest.skip("threads share what is imported")
+    group = launch(Basic, 1, "light")
+    assert group.has_imported("rlinf.scheduler").wait() == [True]
+    assert group.has_imported("torch").wait() == [False]
+
+
 CHILD = """
 import sys
 from rlinf.scheduler import Worker, WorkerAddress

@@ -117,6 +117,9 @@ class Basic(Impatient):
     def environment(self, *names: str) -> dict[str, str | None]:
         return {name: os.environ.get(name) for name in names}
 
+    def has_imported(self, module: str) -> bool:
+        return module in sys.modules
+
     def process_id(self) -> int:
         return os.getpid()
 

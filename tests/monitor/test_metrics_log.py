@@ -14,6 +14,8 @@ import pytest
 import torch
 from pydantic import ValidationError
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
+from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
 from rlinf.errors import CheckpointError, ConfigError, MissingPackageError, RunFailure
 from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, LoggerConfig, MetricLogger
@@ -56,8 +58,11 @@ def test_a_metric_that_is_no_number_is_named(tmp_path, value):
             log.log(2, {"train/loss": 0.5, "train/each": value})
 
 
-def test_resume_continues_as_if_never_stopped(tmp_path):
+@pytest.mark.parametrize("files", [0, 9])
+def test_resume_continues_as_if_never_stopped(tmp_path, monkeypatch, files):
+    """However many files the process has begun: TensorBoard reads them in the order of names."""
     straight, broken = tmp_path / "straight", tmp_path / "broken"
+    monkeypatch.setattr(event_file_writer, "_global_uid", AtomicCounter(files - 1))
     with MetricsLog(straight) as metrics:
         for step in range(1, 7):
             metrics.log(step, {"value": step / 3})

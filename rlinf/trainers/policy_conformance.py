@@ -7,6 +7,7 @@ used.
 from __future__ import annotations
 
 import math
+import multiprocessing
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -238,7 +239,13 @@ def _check_two_ranks(subject: PolicySubject) -> str:
     with tempfile.TemporaryDirectory() as place:
         torch.save(subject.batch.tensors(), Path(place) / "batch.pt")
         arguments = (subject.config, subject.env_spec, place)
-        start_processes(_one_of_two, arguments, nprocs=2)  # type: ignore[no-untyped-call]
+        # Forked of a process that has imported what both need, which takes seconds.
+        multiprocessing.get_context("forkserver").set_forkserver_preload(
+            [__name__, "rlinf.trainers.sharded"]
+        )
+        start_processes(  # type: ignore[no-untyped-call]
+            _one_of_two, arguments, nprocs=2, start_method="forkserver"
+        )
         divided = torch.load(Path(place) / "weights.pt", weights_only=True)
     return f"after two updates on two ranks of FSDP2 weights differ by {_far(alone, divided):.1e}"
 

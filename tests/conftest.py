@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
+# As `make test` has it, and read when torch is imported: tests run beside each other, and results
+# that are compared by their bits need the same number of threads everywhere.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 _save = Figure.savefig
 # What is imported for the tests stays: to look for garbage among it takes seconds.
 gc.disable()

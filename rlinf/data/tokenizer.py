@@ -103,17 +103,17 @@ def _save(tokenizer: Any, folder: Path | str) -> None:
 def load_tokenizer(folder: Path | str) -> Any:
     """The tokenizer of a model's folder, without looking anywhere else; ConfigError if none."""
     try:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        import transformers
     except ImportError as error:
         raise _missing(error) from error
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder} with a tokenizer")
     # By the type of a model beside it, AutoTokenizer may build another class around the vocabulary,
-    # and add that family's special tokens.
-    loader = PreTrainedTokenizerFast if _says_all(folder) else AutoTokenizer
+    # and add that family's special tokens; it also imports all that generates, which takes seconds.
+    loader = "PreTrainedTokenizerFast" if _says_all(folder) else "AutoTokenizer"
     try:
-        return loader.from_pretrained(str(folder), local_files_only=True)
+        return getattr(transformers, loader).from_pretrained(str(folder), local_files_only=True)
     except (OSError, ValueError, KeyError) as error:
         why = " ".join(str(error).split())[:300]
         raise ConfigError(f"{folder} holds no tokenizer that can be read: {why}") from error

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from rlinf.data.pictures import PictureReader
 from rlinf.data.sequences import StopReason
+from rlinf.data.tokenizer import load_tokenizer
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.decoder import Decoder
@@ -354,9 +355,7 @@ def tokenizer_of(path: Path | None) -> Any:
     """The tokenizer in a model directory, for stop texts."""
     if path is None:
         raise ConfigError("stop texts need a tokenizer, and none was given", key="stop")
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(local_directory(path), local_files_only=True)
+    return load_tokenizer(local_directory(path))
 
 
 def end_tokens(model: Any) -> tuple[int, ...]:

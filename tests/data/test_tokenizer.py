@@ -1,6 +1,8 @@
 """Trained tokenizers: nothing is lost, and every program that loads them encodes alike."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
@@ -109,3 +111,11 @@ def test_what_cannot_be_done_says_why(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="holds no tokenizer that can be read"):
         load_tokenizer(tmp_path / "empty")
+
+
+def test_a_tokenizer_that_says_all_is_read_without_what_generates(folder):
+    code = (
+        "import sys; from rlinf.data.tokenizer import load_tokenizer; load_tokenizer(sys.argv[1]); "
+        "sys.exit('transformers.generation.utils' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True)

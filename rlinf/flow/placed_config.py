@@ -278,8 +278,15 @@ class PlacedConfig(StrictModel):
             keys = type(syncer).model_fields
             yield from unused(syncer, keys, without="cluster.runtime: ray", at="weight_sync.")
         elif syncer is not None:
-            for key, why, hint in syncer.problems(self.cluster.runtime):
+            for key, why, hint in syncer.problems(self.cluster.runtime, self._away_from_actor()):
                 yield illegal(f"weight_sync.{key}", why, hint=hint)
+
+    def _away_from_actor(self) -> int:
+        """Rollout processes on other nodes than the first of the actor, which sends weights."""
+        each = self.devices // self.cluster.num_nodes
+        sender, receivers = (self.plan.components[name] for name in ("actor", "rollout"))
+        nodes = [receivers.of_process(rank)[0] // each for rank in range(receivers.processes)]
+        return sum(node != sender.of_process(0)[0] // each for node in nodes)
 
     def _check_cluster(self) -> None:
         """Refuse keys of the cluster that have no effect on a task, and impossible placements."""

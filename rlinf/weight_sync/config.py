@@ -34,9 +34,10 @@ class WeightSyncConfig(StrictModel):
     type: str
     """Which syncer this section configures."""
 
-    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
-        """What stands against it on ``cluster.runtime``: key of the section, why, what would do."""
-        del runtime
+    def problems(self, runtime: str, away: int) -> Iterator[tuple[str, str, str]]:
+        """What stands against it on ``cluster.runtime`` with so many receivers ``away`` from the
+        sender's node: key of the section, why, what would do."""
+        del runtime, away
         yield from ()
 
     def build_sender(self, worker: Worker, parties: Parties) -> WeightSender[Any]:
@@ -66,8 +67,9 @@ class ReferenceConfig(WeightSyncConfig):
     type: Literal["reference"] = "reference"
     """Which syncer this section configures."""
 
-    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
+    def problems(self, runtime: str, away: int) -> Iterator[tuple[str, str, str]]:
         """It needs workers that are threads of one process."""
+        del away
         if runtime != "local":
             why = f"reaches the process of the sender alone, and the runtime is {runtime}"
             yield "type", why, "nearest: shared_memory on one node, or auto"
@@ -85,6 +87,14 @@ class SharedMemoryConfig(WeightSyncConfig):
     looks at the block itself, read-only, and the sender waits before it overwrites what a receiver
     has not released."""
 
+    def problems(self, runtime: str, away: int) -> Iterator[tuple[str, str, str]]:
+        """It reaches no other node."""
+        del runtime
+        if away:
+            many = f"{away} rollout processes are" if away > 1 else "a rollout process is"
+            why = f"reaches the node of the first actor process alone, and {many} on another"
+            yield "type", why, "nearest: patch, or bucket"
+
 
 class BucketConfig(WeightSyncConfig):
     """All weights in flat buckets, to any node."""
@@ -99,8 +109,9 @@ class BucketConfig(WeightSyncConfig):
     """How buckets travel: as messages of the scheduler, or by a collective of torch, for which
     every worker needs an own process (and for `nccl` an own device)."""
 
-    def problems(self, runtime: str) -> Iterator[tuple[str, str, str]]:
+    def problems(self, runtime: str, away: int) -> Iterator[tuple[str, str, str]]:
         """A collective needs a process for each of its members."""
+        del away
         if runtime == "local" and self.transport != "scheduler":
             why = "needs every worker in an own process, and the runtime is local"
             yield "transport", why, "nearest: scheduler, or cluster.runtime: ray"

@@ -68,6 +68,17 @@ REFUSED = [
         "nearest: shared_memory on one node",
     ),
     (
+        [
+            "weight_sync.type=shared_memory",
+            "cluster.runtime=ray",
+            "cluster.num_nodes=2",
+            "cluster.cpu_devices_per_node=1",
+            "cluster.component_placement={'reward,actor': 0, rollout: '0-1'}",
+        ],
+        "weight_sync.type",
+        "a rollout process is on another; nearest: patch",
+    ),
+    (
         ["weight_sync={type: bucket, transport: gloo}"],
         "weight_sync.transport",
         "nearest: scheduler, or cluster.runtime: ray",

@@ -21,6 +21,7 @@ from rlinf.config.schema import (
     broken_components,
     component_of,
     default_of,
+    entry_of,
     in_every_entry,
     options_of,
     section_classes,
@@ -60,7 +61,7 @@ def explain(
     """
     entries = list(walk(model_class))
     names = list(dict.fromkeys(name for name, _, _ in entries))
-    key = ".".join(part for part in key.split(".") if not part.isdecimal())  # places in lists
+    key = _without_own_names(key, {name: field for name, _, field in entries})
     try:
         key = _full_key(key, names)
     except ConfigError as error:
@@ -78,6 +79,20 @@ def explain(
 def _ready(recipe: str) -> Mapping[str, Any]:
     """What a ready recipe says; all of them are asked for every task that has a key."""
     return load_recipe(recipe).data
+
+
+def _without_own_names(key: str, fields: Mapping[str, FieldInfo]) -> str:
+    """A key without places in lists and names of the user's choice."""
+    kept: list[str] = []
+    names_follow = False
+    for part in key.split("."):
+        if ".".join([*kept, part]) in fields or not (names_follow or part.isdecimal()):
+            kept.append(part)
+            field = fields.get(".".join(kept))
+            names_follow = field is not None and entry_of(field) is not None
+        else:
+            names_follow = False
+    return ".".join(kept)
 
 
 def _full_key(key: str, names: list[str]) -> str:
@@ -152,7 +167,8 @@ def _children(sections: list[type[BaseModel]], *, tagged: bool) -> Iterator[tupl
     for section in sections:
         tag = f" ({_component_type(section)})" if tagged else ""
         for name, field in section.model_fields.items():
-            if name == "type" and tagged and not issubclass(section, OptionsModel):
+            stated = name == "type" and tagged and not issubclass(section, OptionsModel)
+            if stated or field.exclude:
                 continue
             yield f"{field.alias or name}{tag}", first_sentence(field.description or "")
 

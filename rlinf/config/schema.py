@@ -64,7 +64,7 @@ def broken_components(field: FieldInfo) -> list[str]:
 def _models_in(annotation: Any) -> Iterator[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
-    elif get_origin(annotation) in (Annotated, Union, UnionType):
+    elif get_origin(annotation) in (Annotated, Union, UnionType, list, tuple, dict, Mapping):
         for argument in get_args(annotation):
             yield from _models_in(argument)
 
@@ -136,7 +136,8 @@ def in_every_entry(data: Any, key: str, above: str = "") -> Iterator[str]:
 
 def child_keys(model_class: type[BaseModel]) -> list[str]:
     """Return the keys of a section, as they are written in a recipe."""
-    return [field.alias or name for name, field in model_class.model_fields.items()]
+    fields = model_class.model_fields.items()
+    return [field.alias or name for name, field in fields if not field.exclude]
 
 
 def walk(
@@ -144,6 +145,8 @@ def walk(
 ) -> Iterator[tuple[str, type[BaseModel], FieldInfo]]:
     """Yield (dotted key, owner class, field) of every key, over all types of each component."""
     for name, field in model_class.model_fields.items():
+        if field.exclude:  # follows from other keys
+            continue
         key = f"{prefix}{field.alias or name}"
         yield key, model_class, field
         for section in section_classes(field):

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from pydantic import Field
 
 from rlinf.config import explain as explain_module
+from rlinf.config.base import StrictModel
 from rlinf.config.explain import explain
 from rlinf.errors import ConfigError
 from tests.config.sample import Recipe
@@ -45,6 +47,28 @@ def test_a_section_lists_its_keys() -> None:
     (found,) = explain(Recipe, "algorithm")
     assert found.legal == "type: grpo, ppo"
     assert ("gae_lambda (ppo)", "Weight of longer returns.") in found.children
+
+
+def test_sections_by_names_and_places_of_the_users_choice() -> None:
+    class Part(StrictModel):
+        size: int = 1
+        """How large."""
+        double: int = Field(default=2, exclude=True)
+        """Follows from the size."""
+
+    class Whole(StrictModel):
+        named: dict[str, Part]
+        """Parts by name."""
+        listed: list[Part]
+        """Parts in order."""
+
+    for key, inner in (("named", "named.first.size"), ("listed", "listed.0.size")):
+        (found,) = explain(Whole, key)
+        assert found.children == (("size", "How large."),)
+        (found,) = explain(Whole, inner)
+        assert (found.key, found.default) == (f"{key}.size", "1")
+    with pytest.raises(ConfigError, match=r"no key `named\.double`"):
+        explain(Whole, "named.first.double")
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from rlinf.cli.failure import Debug
 from rlinf.cli.run_paths import check_file_writable
 from rlinf.cli.screen import complain, say, show_table
 from rlinf.cli.train import Overrides
+from rlinf.config.load import load_recipe
 from rlinf.config.ranges import device_ranges
 from rlinf.errors import ConfigError
 
@@ -209,7 +210,24 @@ def _show_plan(
             raise ConfigError(f"--save = '{save}' was not written: {error.strerror}") from error
         say(f"\nplan: {save}")
     if command is not None:
-        say(f"\nrun it: {shlex.join(['rlinf', 'train', *words, *command])}")
+        needed = _needed(words[0], [*words[1:], *command])
+        say(f"\nrun it: {shlex.join(['rlinf', 'train', words[0], *needed])}")
+
+
+def _needed(recipe: str, overrides: list[str]) -> list[str]:
+    """Overrides without those that others behind them cancel."""
+    wanted, needed = load_recipe(recipe, overrides).data, overrides
+    for one in overrides:
+        # What is dropped goes with what set it.
+        key = one.removeprefix("~").partition("=")[0]
+        own = [other for other in needed if re.match(rf"{re.escape(key)}[.=]", other)]
+        fewer = [other for other in needed if other not in {one, *(own if one[0] == "~" else ())}]
+        try:
+            if load_recipe(recipe, fewer).data == wanted:
+                needed = fewer
+        except ConfigError:  # a later one drops what it sets
+            continue
+    return needed
 
 
 def _solved(

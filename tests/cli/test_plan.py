@@ -86,6 +86,24 @@ def test_plan_alternatives_and_the_command_that_runs_it(
     assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
 
 
+def test_the_command_of_a_plan_repeats_nothing_that_it_replaces(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    recipe, kept = str(write_recipe(tmp_path)), "seed=3"
+    placed = "cluster.component_placement={'env,rollout': '0', actor: '1'}"
+    replaced = [placed, "cluster.residency.env=resident"]
+    words = ["--profile", str(tmp_path / "profile.json")]
+    assert main(["plan", recipe, SLOTS, *replaced, kept, *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    said = shlex.split(command)[5:]
+    assert said[:2] == [SLOTS, kept]
+    assert len(said) == 3
+    assert not set(said) & {*replaced, "~cluster.component_placement", "~cluster.residency"}
+    loaded = load_recipe(recipe, said)
+    assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
+
+
 def test_a_saved_plan_is_what_a_run_is_under(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,8 @@ import errno
 import os
 import re
 import secrets
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -50,6 +52,18 @@ def write_atomic(path: Path, data: bytes) -> None:
             temporary.unlink(missing_ok=True)
         raise
     sync_directory(path.parent)
+
+
+@contextlib.contextmanager
+def new_directory(path: Path) -> Iterator[Path]:
+    """Write a directory that is not there yet: yields where, and gives it its name at the end."""
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    try:
+        unfinished.mkdir(parents=True)
+        yield unfinished
+        unfinished.rename(path)
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def sync_directory(path: Path) -> None:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlinf.checkpoint.files import new_directory
+from rlinf.checkpoint.weights_file import POLICY_FILE
 from rlinf.cli.failure import Debug
 from rlinf.cli.run_paths import check_file_writable, find_run_or_checkpoint
 from rlinf.cli.screen import say
 from rlinf.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.config import PublishedConfig
+    from rlinf.runners.embodied_evaluation import TrainedPolicy
 
 app = typer.Typer(
     help="Bring weights into the layout that another program reads.", no_args_is_help=True
@@ -24,12 +30,13 @@ def run(
     out: Annotated[Path, typer.Option(help="The directory; it must not exist yet.")],
     debug: Debug = False,
 ) -> None:
-    """Write the model that a run trained in the format of the model.path that it began from."""
+    """Write the model that a run has trained so far, in the format that it began from.
+
+    That is the format of transformers for a language model, that of `model.path` for a published
+    robot model, and policy.safetensors for any other policy.
+    """
     from rlinf.cli.tasks import task_of_run
     from rlinf.models.vla.config import PublishedConfig
-    from rlinf.models.vla.policy import VLAPolicy
-    from rlinf.models.vla.publishing import publish
-    from rlinf.runners.embodied_evaluation import TrainedPolicy
     from rlinf.workers.config.acting import EvaluatedConfig
 
     if out.exists():
@@ -38,17 +45,30 @@ def run(
     path = find_run_or_checkpoint(source)
     task = task_of_run(path)
     if not issubclass(task.config_class, EvaluatedConfig):
-        raise ConfigError(
-            f"the model that this run trained is a directory already: {path / 'model'}"
-        )
+        from rlinf.runners.language_export import write_language_model
+
+        with new_directory(out) as part:
+            found = write_language_model(task, path, part)
+        say(f"{out}: the model of {found}")
+        return
+    from rlinf.runners.embodied_evaluation import TrainedPolicy
+
     trained = TrainedPolicy(task, path)
     config = trained.config.model
-    if not isinstance(config, PublishedConfig) or config.path is None:
-        raise ConfigError(
-            f"{source} did not begin from a published model, so there is no format to go back to; "
-            "nearest: policy.safetensors of the run",
-            key="model.path",
-        )
+    if isinstance(config, PublishedConfig) and config.path is not None:
+        _publish(trained, config, out)
+        return
+    with new_directory(out) as part:
+        trained.write(part / POLICY_FILE)
+    say(f"{out / POLICY_FILE}: the policy of {trained.name}")
+
+
+def _publish(trained: TrainedPolicy, config: PublishedConfig, out: Path) -> None:
+    """In the format, and with the files, of the model that the run began from."""
+    from rlinf.models.vla.policy import VLAPolicy
+    from rlinf.models.vla.publishing import publish
+
+    assert config.path is not None
     policy = trained.build(trained.env_spec())
     assert isinstance(policy, VLAPolicy)
     own = None if config.statistics_source == config.path else config.read_statistics()

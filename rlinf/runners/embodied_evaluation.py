@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
+from rlinf.checkpoint.weights_file import POLICY_FILE
 from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.spec import ENV_SPEC_FILE, EnvSpec, refuse_other_training, written_spec
@@ -144,14 +145,10 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
-        from rlinf.checkpoint.weights import export_weights
-        from rlinf.models.policy_weights import BASE
-
         run.evaluate("held_out")
-        path = run.directory.path / "policy.safetensors"
+        path = run.directory.path / POLICY_FILE
         state = run.groups.state()
-        base, about = base_of(state), self._config.model.header()
-        export_weights(path, acting_weights(state), about | ({} if base is None else {BASE: base}))
+        export_policy(path, self._config, acting_weights(state), base_of(state))
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it
             return
@@ -206,6 +203,16 @@ def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
     from rlinf.trainers.trainer import saved_weights
 
     return saved_weights(workers["actor"]["trainer"], POLICY)
+
+
+def export_policy(
+    path: Path, config: EvaluatedConfig, weights: Mapping[str, Tensor], base: str | None
+) -> None:
+    """Write the weights of a policy, trained from a ``base``, to a file that later runs take."""
+    from rlinf.checkpoint.weights import export_weights
+    from rlinf.models.policy_weights import BASE
+
+    export_weights(path, weights, config.model.header() | ({} if base is None else {BASE: base}))
 
 
 def base_of(workers: Mapping[str, Any]) -> str | None:
@@ -342,6 +349,10 @@ class TrainedPolicy:
         with _naming_other_training(self._run, spec):
             load_travelling(policy, self._weights, base=self._base)
         return policy
+
+    def write(self, path: Path) -> None:
+        """Write its weights as a run leaves them behind."""
+        export_policy(path, self.config, self._weights, self._base)
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""

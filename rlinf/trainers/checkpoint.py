@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -85,13 +86,15 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
         raise CheckpointError(f"{directory} holds no sharded checkpoint")
     state, reader = dict(tree), PlainReader(directory)
     try:
-        load(
-            state,
-            storage_reader=reader,
-            planner=_PlainPlanner(),
-            process_group=ranks.group,
-            no_dist=ranks.mesh is None,
-        )
+        with warnings.catch_warnings():  # one rank reads alone, as it is meant to
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            load(
+                state,
+                storage_reader=reader,
+                planner=_PlainPlanner(),
+                process_group=ranks.group,
+                no_dist=ranks.mesh is None,
+            )
     except (CheckpointException, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise CheckpointError(

@@ -12,7 +12,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch, Shared
 from rlinf.algorithms.protocol import Algorithm
-from rlinf.data.pictures import PictureReader, Pictures
+from rlinf.data.pictures import PictureReader, Pictures, copy_settings
 from rlinf.models.adapters import inject_adapters
 from rlinf.trainers.config import (
     CriticTrainerConfig,
@@ -141,9 +141,12 @@ def shared_pictures(of_prompts: Sequence[Pictures], times: Sequence[int] = ()) -
     return Shared(torch.from_numpy(index), tuple(of_prompts))
 
 
-def save_pretrained(trainer: Trainer, directory: Path) -> None:
-    """Write the policy in the format of transformers; an adapter is merged into it, and saved alone
-    in the subdirectory ``adapter``. All ranks take part."""
+def save_pretrained(
+    trainer: Trainer, directory: Path, tokenizer: Any = None, base: Path | None = None
+) -> None:
+    """Write the policy with its tokenizer in the format of transformers, and what its ``base`` says
+    of pictures; an adapter is merged into it, and saved alone in the subdirectory ``adapter``. All
+    ranks take part."""
     first = trainer.ranks.rank == 0
     scorer = trainer.modules.held[POLICY].module
     assert isinstance(scorer, TokenScorer)
@@ -151,4 +154,7 @@ def save_pretrained(trainer: Trainer, directory: Path) -> None:
     if scorer.adapter is not None:
         weights = trainer.weights("adapter")
         save_adapter(directory / "adapter", scorer.adapter, weights, write=first)
+    if first and tokenizer is not None:
+        tokenizer.save_pretrained(directory)
+        copy_settings(base, directory)
     trainer.ranks.barrier()

@@ -13,7 +13,7 @@ import torch
 
 from rlinf.algorithms.batch import Batch
 from rlinf.checkpoint.manifest import FileRecord, record_file
-from rlinf.data.pictures import PictureReader, copy_settings
+from rlinf.data.pictures import PictureReader
 from rlinf.data.sequences import PromptGroup, assemble_sequences
 from rlinf.errors import in_section
 from rlinf.flow.stage_worker import StageWorker
@@ -188,10 +188,7 @@ class LanguageWorker(TrainingWorker):
         return None if self._rank else WrittenFiles.at(place)
 
     def _write(self, directory: Path) -> None:
-        save_pretrained(self._trainer, directory)
-        if self._rank == 0:
-            self._tokenizer.save_pretrained(directory)
-            copy_settings(self._source.path, directory)
+        save_pretrained(self._trainer, directory, self._tokenizer, self._source.path)
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:

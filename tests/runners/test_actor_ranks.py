@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("ray")
 
 from rlinf.checkpoint.contents import load_checkpoint
+from rlinf.cli.main import main
 from rlinf.monitor.decisions import read_decisions
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.reasoning import Reasoning
@@ -99,6 +100,9 @@ def test_parts_of_a_checkpoint_are_what_the_whole_is(two_ranks: Path, tmp_path: 
     files = {path.name for path in (checkpoints / "step_00000001" / "actor").iterdir()}
     assert files == {".metadata", "__0_0.distcp", "__1_0.distcp"}
     assert load_checkpoint(checkpoints / "latest").tree["workers"]["actor"]["trainer"] is None
+    assert main(["convert", "run", str(again), "--out", str(tmp_path / "model")]) == 0
+    for file in (again / "model").iterdir():
+        assert (tmp_path / "model" / file.name).read_bytes() == file.read_bytes(), file.name
     local = [SHARDED]
     alone = stopped_and_resumed(tmp_path / "one", parts, local)
     assert_equal_runs(stopped_and_resumed(tmp_path / "whole", whole, local), alone)

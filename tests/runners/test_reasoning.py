@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from rlinf.cli.main import main
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.reasoning import Reasoning
 from rlinf.scheduler.cpu_slots import available_cores
@@ -83,6 +84,23 @@ def test_the_trained_model_is_one_of_transformers(reference: Path) -> None:
     prompt = tokenizer("312", return_tensors="pt", add_special_tokens=False)
     found = model.generate(**prompt, max_new_tokens=4, do_sample=False)
     assert found.shape[1] > prompt["input_ids"].shape[1]
+
+
+def test_a_checkpoint_becomes_a_model(
+    reference: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    earlier, last = (f"{reference}/checkpoints/step_0000000{step}" for step in (2, 4))
+    assert main(["convert", "run", earlier, "--out", str(tmp_path / "earlier")]) == 0
+    assert main(["convert", "run", last, "--out", str(tmp_path / "last")]) == 0
+    assert f"the model of {reference.name} step 4" in " ".join(capsys.readouterr().out.split())
+    left = sorted((reference / "model").iterdir())
+    assert sorted(file.name for file in (tmp_path / "last").iterdir()) == [f.name for f in left]
+    for file in left:
+        assert (tmp_path / "last" / file.name).read_bytes() == file.read_bytes(), file.name
+    weights = "model.safetensors"
+    before, after = ((tmp_path / name / weights).read_bytes() for name in ("earlier", "last"))
+    assert before != after
+    assert len(before) == len(after)
 
 
 @needs_two_cores

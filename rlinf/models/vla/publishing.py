@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from rlinf.checkpoint.files import new_directory
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import merged_adapters
 from rlinf.models.vla.loading import NameLayout, Weights, open_weights
@@ -74,17 +75,11 @@ def publish(
         if name.startswith(_NETWORK)
     }
     others = tuple(sorted(name for name in own if not name.startswith(_NETWORK)))
-    part = out.with_name(f".{out.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
+    with new_directory(out) as part:
         _copy_beside(base, part, weights)
         if statistics is not None:
             _put_statistics(part, statistics)
         trained, copied = _write(part, base, weights, layout, network)
-        part.rename(out)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
     return Publication(trained, copied, others)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -15,6 +15,7 @@ from rlinf.cli.screen import say
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rlinf.cli.tasks import AnyTask
     from rlinf.models.vla.config import PublishedConfig
     from rlinf.runners.embodied_evaluation import TrainedPolicy
 
@@ -45,11 +46,7 @@ def run(
     path = find_run_or_checkpoint(source)
     task = task_of_run(path)
     if not issubclass(task.config_class, EvaluatedConfig):
-        from rlinf.runners.language_export import write_language_model
-
-        with new_directory(out) as part:
-            found = write_language_model(task, path, part)
-        say(f"{out}: the model of {found}")
+        _write_language_model(task, path, out)
         return
     from rlinf.runners.embodied_evaluation import TrainedPolicy
 
@@ -61,6 +58,24 @@ def run(
     with new_directory(out) as part:
         trained.write(part / POLICY_FILE)
     say(f"{out / POLICY_FILE}: the policy of {trained.name}")
+
+
+def _write_language_model(task: AnyTask, source: Path, out: Path) -> None:
+    """In the format of transformers, on top of the model that the run began with."""
+    from rlinf.runners.evaluation import load_run, run_of
+    from rlinf.runners.initial_model import INITIAL_MODEL
+    from rlinf.workers.language_export import write_language_model
+
+    found, checkpoint = load_run(task, source)
+    config, run = cast(Any, found), run_of(source)
+    began, made = config.model, run / INITIAL_MODEL
+    if made.is_dir():
+        began = began.model_copy(update={"path": made, "architecture": None})
+    elif began.path is None:
+        raise ConfigError(f"the model that the run began with is gone: there is no {made}")
+    with new_directory(out) as part:
+        write_language_model(config, began, checkpoint, part)
+    say(f"{out}: the model of {run.name} step {checkpoint.step}")
 
 
 def _publish(trained: TrainedPolicy, config: PublishedConfig, out: Path) -> None:

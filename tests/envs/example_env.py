@@ -129,6 +129,7 @@ class PointBatchOptions:
     at_step: int = 3
     one_in: int = 1
     at_end: bool = False
+    together: bool = False
 
 
 class PointBatch(SimulatorBatch):
@@ -147,7 +148,13 @@ class PointBatch(SimulatorBatch):
         self._steps = np.zeros(num_envs, int)
         self._bad = np.zeros(num_envs, bool)
 
+    @classmethod
+    def begins_together(cls, options: PointBatchOptions) -> bool:
+        return options.together
+
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Any:
+        if self.options.together:
+            self._steps[:] = self._position[:] = 0
         if self.options.misbehaviour == "reset" and len(rows) < self.num_envs:
             raise ValueError("all rows or none")
         for row, seed in zip(rows, seeds, strict=True):

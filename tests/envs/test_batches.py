@@ -113,11 +113,12 @@ def test_ignored_terminations_go_on_to_the_limit(batch):
     assert {e.episode_len for (step,) in steps for e in step.episodes} == {10}
 
 
-def test_a_list_of_episodes_is_played_once(batch):
+@pytest.mark.parametrize("together", [False, True])
+def test_a_list_of_episodes_is_played_once(batch, together):
     episodes = [(number, 100 + number) for number in range(15)]
-    with SupervisedVectorEnv(
-        batch(max_episode_steps=5), num_envs=ENVS, seed=3, episode_seeds=episodes
-    ) as env:
+    options = {"together": together}
+    config = batch(max_episode_steps=5, ignore_terminations=together, options=options)
+    with SupervisedVectorEnv(config, num_envs=ENVS, seed=3, episode_seeds=episodes) as env:
         env.reset()
         played = []
         while not env.exhausted():
@@ -135,6 +136,21 @@ def test_a_row_that_is_not_finite_is_closed_alone(batch):
         assert np.isfinite(step.observations["states"]).all()
         assert set(np.flatnonzero(~step.valid)) == {fault.env for fault in step.faults}
         assert not step.rewards[~step.valid].any()
+
+
+def test_rows_that_begin_together_are_closed_beside_one_that_broke(batch):
+    settings = {"max_episode_steps": 8, "max_fault_rate": 1.0, "ignore_terminations": True}
+    config = batch("nan", one_in=9, options={"together": True}, **settings)
+    steps = [step for (step,) in play(config)]
+    hit = [step for step in steps if step.faults]
+    assert hit
+    for step in hit:
+        reasons = {fault.env: fault.reason for fault in step.faults}
+        assert set(reasons) == set(range(ENVS))
+        assert set(reasons.values()) == {FaultReason.NOT_FINITE, FaultReason.NOT_REPLAYABLE}
+        assert not step.valid.any()
+    whole = [each.episode_len for step in steps for each in step.episodes if each.valid]
+    assert set(whole) == {8}
 
 
 def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):

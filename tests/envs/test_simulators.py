@@ -35,7 +35,7 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
     ("maniskill", {**PUSH, **PICTURES, "reward": "none", "field_of_view": 40.0,
                    "camera_position": [0.6, 0.0, 0.6], "camera_target": [0.1, 0.0, 0.0]}, 2),
     *(("metaworld", {"task": "door-open-v3", **PICTURES, "states": states, "camera": camera,
-                     "partially_observable": not states}, steps)
+                     "partially_observable": states}, steps)
       for states, camera, steps in ((True, "gripperPOV", 1), (False, "topview", 2))),
     ("panda_gym", {"task": "PandaStackJoints-v3"}, 2),
     ("pusht", {"task": "gym_pusht/PushT-v0"}, 2),

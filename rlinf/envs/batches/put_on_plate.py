@@ -176,7 +176,6 @@ class PutOnPlateEnv(SimulatorBatch):
         self._ids = np.zeros(num_envs, np.int64)
         self._tasks = np.zeros(num_envs, np.int64)
         self._earned = np.zeros(num_envs, np.float32)
-        self._moved = np.zeros(num_envs, bool)
         everything = np.arange(num_envs)
         self._seen = self.reset(everything, everything)
         self.observation_space = row_space(self._seen)
@@ -224,33 +223,26 @@ class PutOnPlateEnv(SimulatorBatch):
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
         """Start episodes in some rows; where a scene resets all, those at rest start anew."""
-        others = np.setdiff1d(np.arange(self.num_envs), rows)
-        if self._variant.together and self._moved[others].any():
-            raise ConfigError(
-                f"`{self.options.task}` resets all rows or none, and some have not ended",
-                key="options.task",
-            )
+        some = len(rows) < self.num_envs and not self._variant.together
         count = len(self.task_descriptions)
         self._tasks[rows] = seeds % count
         for row, seed in zip(rows.tolist(), seeds.tolist()):  # noqa: B905 - Python 3.8
             drawn = np.random.default_rng(seed).integers(self._starts)
             self._ids[row] = seed % count * self._starts + drawn
         # Poses are set in the order of the rows, whatever the order in which rows are named.
-        some = np.sort(rows) if len(others) and not self._variant.together else None
-        given = {"episode_id": self._tensor(self._ids if some is None else self._ids[some])}
-        if some is not None:
-            given["env_idx"] = self._tensor(some)
+        named = np.sort(rows) if some else slice(None)
+        given = {"episode_id": self._tensor(self._ids[named])}
+        if some:
+            given["env_idx"] = self._tensor(named)
         seen, _ = self._env.reset(options=given)
         self._require_words(rows)
         self._earned[rows] = 0.0
-        self._moved[rows] = False
         self._seen = self._observed(seen)
         return self._seen
 
     def step(self, actions: np.ndarray) -> BatchStep:
         """Execute one action [N, 7]."""
         seen, _, terminated, truncated, info = self._env.step(self._tensor(actions))
-        self._moved = np.any(actions, axis=1)  # a row at rest is given zeros
         success = to_numpy(info["success"]).astype(bool)
         worth = self._worth(info, success)
         rewards, self._earned = worth - self._earned, worth

@@ -200,6 +200,10 @@ class BatchHost(EnvHost):
         if not len(begun):
             return
         batch = self._batches[stage]
+        if batch.begins_together(batch.options):
+            detail = "its scene began anew with that of a row that broke"
+            fault = EnvSideFault(FaultReason.NOT_REPLAYABLE, detail)
+            begun = np.append(begun, self._lost_beside(stage, begun, fault))
         positions = np.array([self._position(stage, row) for row in begun], np.int64)
         for _ in range(_FAILURES_IN_A_ROW):
             self._progress[1] += 1
@@ -223,8 +227,8 @@ class BatchHost(EnvHost):
         )
 
     def _lost_beside(self, stage: int, begun: np.ndarray, fault: EnvSideFault) -> np.ndarray:
-        """Close the episodes that ran on beside rows whose reset failed, since their simulator is
-        gone; the rows, to be begun as well."""
+        """Close the episodes that run beside rows that are begun, since their simulator, or where
+        they were in it, is gone; the rows, to be begun as well."""
         rows = self._stages[stage]
         running = rows[self._block["status"][rows] == Status.RUNNING]
         lost = np.setdiff1d(running, begun)

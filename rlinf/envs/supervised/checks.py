@@ -60,7 +60,7 @@ def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, *
 def checked_reward(reward: Any) -> float:
     """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
     try:
-        if isinstance(reward, str | bytes):
+        if isinstance(reward, (str, bytes)):
             raise TypeError(f"it is the text {reward!r:.50}")
         if not isinstance(reward, float) and np.ndim(reward):
             raise TypeError(f"it is an array of shape {np.shape(reward)}")

@@ -230,7 +230,7 @@ class PutOnPlateEnv(SimulatorBatch):
             drawn = np.random.default_rng(seed).integers(self._starts)
             self._ids[row] = seed % count * self._starts + drawn
         # Poses are set in the order of the rows, whatever the order in which rows are named.
-        named = np.sort(rows) if some else slice(None)
+        named = np.sort(rows) if some else np.arange(self.num_envs)
         given = {"episode_id": self._tensor(self._ids[named])}
         if some:
             given["env_idx"] = self._tensor(named)

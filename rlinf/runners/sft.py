@@ -79,8 +79,9 @@ class SupervisedTask(Task[ConfigT]):
         found = super().metrics(report, step=step, seconds=seconds)
         rows, counts = self.config.actor.global_batch_size, self.counts
         counts.rows += rows
-        counts.terms += int(found.pop("train/terms"))
-        found["train/rows"], found["train/rows_per_second"] = float(counts.rows), rows / seconds
+        counts.terms += int(found["train/terms"])
+        found["train/rows"], found["train/terms"] = float(counts.rows), float(counts.terms)
+        found["train/rows_per_second"] = rows / seconds
         if "actor/tokens" in found:
             found["train/tokens_per_second"] = found["actor/tokens"] / seconds
         if "validation/loss" in found:

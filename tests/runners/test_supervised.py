@@ -41,6 +41,7 @@ def test_the_loss_falls_and_so_does_that_of_validation(kind: str, tmp_path: Path
     assert len(validated) == 15
     assert validated[-1] < 0.9 * validated[0]
     assert lines[-1]["train/rows"] == 30 * (16 if kind == "sft" else 32)
+    assert lines[-1]["train/terms"] > 29 * lines[0]["train/terms"] / 2  # of the run, not the step
     assert (run.directory.path / "learning_curve.png").exists()
 
 

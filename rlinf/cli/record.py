@@ -45,9 +45,11 @@ def record(
         typer.Option("--format", help="What the set is written as: ours, or LeRobotDataset v3.0."),
     ] = "rlinf",
     pictures: Annotated[
-        Literal["video", "image"],
-        typer.Option(help="How a LeRobot set keeps pictures; `image` changes no pixel."),
-    ] = "video",
+        Literal["video", "image"] | None,
+        typer.Option(
+            help="How a LeRobot set keeps pictures; `image` changes no pixel; default: video."
+        ),
+    ] = None,
     fps: Annotated[
         float | None,
         typer.Option(min=0.1, help="Frames per second of a LeRobot set, where none is known."),
@@ -57,17 +59,23 @@ def record(
     """Record episodes to learn from; no evaluation of the recipe plays any of them."""
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
+    for option, given in {"--pictures": pictures, "--fps": fps}.items():
+        if form == "rlinf" and given is not None:
+            raise ConfigError(
+                f"{option} = {given} has no effect without --format lerobot; nearest: with it, or "
+                f"leave {option} out"
+            )
     check_writable(out, "--out")
     config, actor, name = _played(source, overrides)
-    from rlinf.runners.record import lerobot_format
+    from rlinf.runners.record import LeRobotFormat
     from rlinf.runners.record import record as play
 
-    write = lerobot_format(pictures, fps) if form == "lerobot" else None
-    look = "data show" if write else "check demonstrations"
+    written = LeRobotFormat(pictures or "video", fps) if form == "lerobot" else None
+    look = "data show" if written else "check demonstrations"
     with lasting("stdout"):
         found = play(
             config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
-            noise=noise, write=write,
+            noise=noise, form=written,
         )  # fmt: skip
         say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
             f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -11,16 +12,15 @@ import numpy as np
 import torch
 
 from rlinf.data.demonstrations import Demonstrations
+from rlinf.envs.base import INSTRUCTION_KEY
 from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
-from rlinf.envs.results import Observations
+from rlinf.envs.results import TASK_IDS, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
 
-Write = Callable[[Demonstrations, Path], None]
-"""Writes a set to a directory."""
 log = logging.getLogger(__name__)
 _FRAME_RATE = 30.0
 """Of sets of simulators that do not say theirs."""
@@ -69,7 +69,7 @@ def record(
     num_envs: int,
     seed: int = 0,
     noise: float = 0.0,
-    write: Write | None = None,
+    form: LeRobotFormat | None = None,
 ) -> Demonstrations:
     """Play episodes and write them to a directory.
 
@@ -82,7 +82,7 @@ def record(
         num_envs: Envs at the same time, at most.
         seed: Of the episodes and of the noise.
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
-        write: Writes the set; None: in the format of this project.
+        form: That the set is written in; None: the format of this project.
 
     Raises:
         ConfigError: The simulator has no expert, or there are several simulators.
@@ -96,9 +96,16 @@ def record(
             key="env.train",
         )
     seeds = recorded_seeds(config, episodes, seed)
+    played_by = actor or expert_of(env)
+
+    def acting(spec: EnvSpec) -> Act:
+        if form is not None:
+            form.check(spec)
+        return played_by(spec)
+
     spec, found = record_episodes(
         env,
-        actor or expert_of(env),
+        acting,
         list(enumerate(seeds)),
         num_envs=num_envs,
         seed=seed,
@@ -112,35 +119,52 @@ def record(
     source = {"env": played, "spec": spec.to_json(), "actor": name, "seed": seed, "noise": noise,
               "faulty": episodes - len(found)}  # fmt: skip
     whole = Demonstrations.of(found, source)
-    (write or Demonstrations.save)(whole, out)
+    (Demonstrations.save if form is None else form.write)(whole, out)
     return whole
 
 
-def lerobot_format(pictures: Literal["video", "image"], fps: float | None) -> Write:
+@dataclass(frozen=True)
+class LeRobotFormat:
     """Writes sets that lerobot opens.
 
     Args:
         pictures: How pictures are kept.
         fps: Frames per second; None: the control rate of the environment.
     """
-    from rlinf.data.lerobot.layout import av, parquet
 
-    parquet()
-    if pictures == "video":
-        av()
+    pictures: Literal["video", "image"]
+    fps: float | None
 
-    def write(whole: Demonstrations, out: Path) -> None:
+    def __post_init__(self) -> None:
+        from rlinf.data.lerobot.layout import av, parquet
+
+        parquet()
+        if self.pictures == "video":
+            av()
+
+    def check(self, spec: EnvSpec) -> None:
+        """Refuse an environment whose episodes could not be written, before any is played."""
+        from rlinf.data.lerobot.layout import features_of
+
+        fps, rate = self.fps, spec.control_rate
+        if fps is not None and rate is not None and fps != rate:
+            raise ConfigError(
+                f"--fps = {fps:g}, the environment acts {rate:g} times a second; nearest: {rate:g},"
+                " or leave it out"
+            )
+        for key, shape in spec.of_present().observation_shapes.items():
+            if key not in (TASK_IDS, INSTRUCTION_KEY):
+                features_of(key, shape)
+
+    def write(self, whole: Demonstrations, out: Path) -> None:
+        """Write a set to a directory."""
         from rlinf.data.lerobot.writer import write_lerobot
 
-        rate = whole.source["spec"].get("control_rate")
-        if fps is not None and rate is not None and fps != rate:
-            raise ConfigError(f"--fps = {fps:g}, the environment acts {rate:g} times a second")
-        if fps is None and rate is None:
+        rate = self.fps or whole.source["spec"].get("control_rate")
+        if rate is None:
             log.warning(
                 "the environment does not say how often it acts: %s is written with %g frames a "
                 "second; --fps gives its rate",
                 out, _FRAME_RATE,
             )  # fmt: skip
-        write_lerobot(whole, out, fps=fps or rate or _FRAME_RATE, pictures=pictures)
-
-    return write
+        write_lerobot(whole, out, fps=rate or _FRAME_RATE, pictures=self.pictures)

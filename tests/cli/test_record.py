@@ -1,6 +1,7 @@
 """``rlinf record`` and ``rlinf check demonstrations``."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from rlinf.cli.tasks import read_config
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.envs.base import instruction_bytes
-from rlinf.runners.record import recorded_seeds
+from rlinf.errors import ConfigError
+from rlinf.runners.record import LeRobotFormat, recorded_seeds
 
 SHORT = ["env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20"]
 
@@ -92,6 +94,25 @@ def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):
     assert main(["check", "demonstrations", str(tmp_path)]) == 2
 
 
+def test_what_a_set_cannot_be_written_with_is_refused_before_it_is_played(
+    tmp_path, capsys, monkeypatch
+):
+    pytest.importorskip("pyarrow")
+    monkeypatch.setattr("rlinf.runners.record.expert_of", lambda env: pytest.fail)
+    words = ["record", "quickstart", *SHORT, "--episodes", "2", "--out", str(tmp_path / "set")]
+    lerobot = ["--format", "lerobot", "--pictures", "image"]
+    assert main([*words, *lerobot, "--fps", "5"]) == 2
+    assert "acts 80 times a second; nearest: 80, or leave it out" in capsys.readouterr().err
+    for option, value in {"--fps": "80", "--pictures": "image"}.items():
+        assert main([*words, option, value]) == 2
+        assert "has no effect without --format lerobot" in capsys.readouterr().err
+    shown = SimpleNamespace(observation_shapes={"main_depths": (4, 4)}, control_rate=80.0)
+    shown.of_present = lambda: shown
+    with pytest.raises(ConfigError, match="no place for `main_depths`"):
+        LeRobotFormat("image", None).check(shown)
+    assert not (tmp_path / "set").exists()
+
+
 def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
     pytest.importorskip("pyarrow")
     from rlinf.data.lerobot.reader import LeRobotSet
@@ -100,9 +121,8 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
     sets = {kind: tmp_path / kind for kind in ("rlinf", "lerobot")}
     words = ["record", "quickstart", *SHORT, "--episodes", "2", "--num-envs", "2"]
     for kind, out in sets.items():
-        assert main([*words, "--format", kind, "--pictures", "image", "--out", str(out)]) == 0
-    assert main([*words, "--format", "lerobot", "--fps", "5", "--out", str(tmp_path / "a")]) == 2
-    assert "the environment acts 80 times a second" in capsys.readouterr().err
+        pictures = ["--pictures", "image"] if kind == "lerobot" else []
+        assert main([*words, "--format", kind, *pictures, "--out", str(out)]) == 0
     ours, theirs = Demonstrations.load(sets["rlinf"]), LeRobotSet(sets["lerobot"])
     assert theirs.fps == 80
     assert theirs.tasks == ("drawer close",)

@@ -116,8 +116,10 @@ def stats(
     if out is not None:
         import json
 
+        from rlinf.checkpoint.files import write_atomic
+
         content = {name: {key: each[key].tolist() for key in names} for name, each in found.items()}
-        out.write_text(json.dumps({"norm_stats": content}, indent=1) + "\n")
+        write_atomic(out, (json.dumps({"norm_stats": content}, indent=1) + "\n").encode())
         say(
             f"\nwritten to {out}; a recipe of a vision-language-action model takes it as "
             "model.statistics"

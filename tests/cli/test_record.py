@@ -1,5 +1,6 @@
 """``rlinf record`` and ``rlinf check demonstrations``."""
 
+import errno
 import re
 from types import SimpleNamespace
 
@@ -113,7 +114,11 @@ def test_what_a_set_cannot_be_written_with_is_refused_before_it_is_played(
     assert not (tmp_path / "set").exists()
 
 
-def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
+def full(path, data):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys, monkeypatch):
     pytest.importorskip("pyarrow")
     from rlinf.data.lerobot.reader import LeRobotSet
     from rlinf.models.vla.statistics_files import read_statistics
@@ -150,7 +155,12 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys):
         assert "dimension 4; " in capsys.readouterr().err
         assert main([*deltas[:4], "first", "--horizon", "1"]) == 2
         assert "must be whole numbers from 0, such as 0,1,2" in capsys.readouterr().err
-        # It replaces what it wrote, and nothing else.
+        # It replaces what it wrote, whole or not at all, and nothing else.
+        before = out.with_suffix(".json").read_bytes()
+        with monkeypatch.context() as disk:
+            disk.setattr("rlinf.checkpoint.files.write_durable", full)
+            assert main(["data", "stats", str(out), "--out", str(out.with_suffix(".json"))]) == 1
+        assert out.with_suffix(".json").read_bytes() == before
         assert main(["data", "stats", str(out), "--out", str(out.with_suffix(".json"))]) == 0
         kept = next(each for each in out.rglob("*.json"))
         before = kept.read_bytes()

@@ -12,6 +12,7 @@ from rlinf.checkpoint.weights_file import POLICY_FILE
 from rlinf.cli.failure import Debug
 from rlinf.cli.run_paths import check_file_writable, find_run_or_checkpoint
 from rlinf.cli.screen import say
+from rlinf.cli.train import Moved
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ app = typer.Typer(
 @app.command("run")
 def run(
     source: Annotated[str, typer.Argument(help="A run directory, or one of its checkpoints.")],
+    moved: Moved = None,
     *,
     out: Annotated[Path, typer.Option(help="The directory; it must not exist yet.")],
     debug: Debug = False,
@@ -36,7 +38,7 @@ def run(
     That is the format of transformers for a language model, that of `model.path` for a published
     robot model, and policy.safetensors for any other policy.
     """
-    from rlinf.cli.tasks import task_of_run
+    from rlinf.cli.tasks import of_moved_model, task_of_run
     from rlinf.models.vla.config import PublishedConfig
     from rlinf.workers.config.acting import EvaluatedConfig
 
@@ -44,13 +46,13 @@ def run(
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
     check_file_writable(out, "--out", "exported")
     path = find_run_or_checkpoint(source)
-    task = task_of_run(path)
+    task, words = task_of_run(path), of_moved_model(moved)
     if not issubclass(task.config_class, EvaluatedConfig):
-        _write_language_model(task, path, out)
+        _write_language_model(task, path, out, words)
         return
     from rlinf.runners.embodied_evaluation import TrainedPolicy
 
-    trained = TrainedPolicy(task, path)
+    trained = TrainedPolicy(task, path, words)
     config = trained.config.model
     if isinstance(config, PublishedConfig) and config.path is not None:
         _publish(trained, config, out)
@@ -60,13 +62,13 @@ def run(
     say(f"{out / POLICY_FILE}: the policy of {trained.name}")
 
 
-def _write_language_model(task: AnyTask, source: Path, out: Path) -> None:
+def _write_language_model(task: AnyTask, source: Path, out: Path, moved: list[str]) -> None:
     """In the format of transformers, on top of the model that the run began with."""
     from rlinf.runners.evaluation import load_run, run_of
     from rlinf.runners.initial_model import INITIAL_MODEL
     from rlinf.workers.language_export import write_language_model
 
-    found, checkpoint = load_run(task, source)
+    found, checkpoint = load_run(task, source, moved)
     config, run = cast(Any, found), run_of(source)
     began, made = config.model, run / INITIAL_MODEL
     if made.is_dir():

@@ -16,7 +16,7 @@ from rlinf.cli.failure import Debug
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import find_run_or_checkpoint
 from rlinf.cli.screen import say
-from rlinf.cli.train import INTERRUPTED, end_signals
+from rlinf.cli.train import INTERRUPTED, Moved, end_signals
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.serving.server_address import require_listening
 
@@ -56,6 +56,7 @@ def policy(
     source: Annotated[
         str, typer.Argument(metavar="RUN|CHECKPOINT", help="Whose policy acts, by its mode.")
     ],
+    moved: Moved = None,
     *,
     host: Annotated[
         str, typer.Option(help="Address to listen at; 0.0.0.0: reached from other machines.")
@@ -87,10 +88,12 @@ def policy(
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
     _check_token(token, no_token=no_token)
     keys = dict(_renaming(each) for each in key or [])
+    from rlinf.cli.tasks import of_moved_model
+
     path = find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
     require_listening(host, port)
-    task = _acting_task(source, path)
+    task, words = _acting_task(source, path), of_moved_model(moved)
     _check_keys(path, keys)
     if follow and path.parent.name == "checkpoints":
         raise ConfigError("--follow: a checkpoint does not change; give the run instead")
@@ -107,7 +110,7 @@ def policy(
         keys=keys,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    _serve(task, path, settings, block_size, device, made=token is None)
+    _serve((task, path, words), settings, block_size, device, made=token is None)
 
 
 def _check_token(token: str | None, *, no_token: bool) -> None:
@@ -141,7 +144,12 @@ def _acting_task(source: str, path: Path) -> AnyTask:
 
 
 def _serve(
-    task: Any, path: Path, settings: Any, block_size: int | None, device: str | None, *, made: bool
+    source: tuple[AnyTask, Path, list[str]],
+    settings: Any,
+    block_size: int | None,
+    device: str | None,
+    *,
+    made: bool,
 ) -> None:
     import torch
 
@@ -160,7 +168,7 @@ def _serve(
             f"--device = '{device}': {why}; nearest: {process_device()}, or leave it out"
         ) from error
     keep_freed_memory()
-    trained = TrainedPolicy(task, path)
+    trained = TrainedPolicy(*source)
     spec = trained.env_spec()
     acting = ActingPolicy(
         trained.build(spec).to(place),

@@ -76,6 +76,18 @@ def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, L
     return task, recipe, validate(task.config_class, recipe.data, recipe)
 
 
+def of_moved_model(overrides: Sequence[str] | None) -> list[str]:
+    """Words that say where files of a run's model lie by now; ConfigError of any other key, of
+    which nothing is read."""
+    for each in overrides or []:
+        if not each.startswith("model."):
+            raise ConfigError(
+                f"{each} has no effect here; nearest: model.path=PATH, where the model that the "
+                "run began with was moved"
+            )
+    return list(overrides or [])
+
+
 def require_training(task: AnyTask, name: str) -> None:
     """Refuse a recipe or run that only evaluates."""
     if not task.trains:

@@ -33,6 +33,13 @@ Overrides = Annotated[
     typer.Argument(metavar="KEY=VALUE", help="Values that replace the recipe's: seed=3 …"),
 ]
 
+Moved = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KEY=VALUE", help="Where what the run began with lies by now: model.path=PATH …"
+    ),
+]
+
 
 def train(
     recipe: Annotated[str, typer.Argument(help="Name (`rlinf list recipes`) or file.")],

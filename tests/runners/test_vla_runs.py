@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 from rlinf.cli.main import main
-from rlinf.cli.tasks import task_of_run
+from rlinf.cli.tasks import read_config, task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
 from rlinf.envs.base import instruction_bytes
@@ -24,6 +24,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import load_initial_weights, travelling
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.monitor.run_origin import Origin
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import TrainedPolicy
@@ -316,14 +317,20 @@ def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> N
 def test_a_run_goes_back_to_the_format_that_it_began_from(
     imitated: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    base = Path(__file__).parents[1] / "models" / "visuomotor" / "parity" / "act"
+    base = tmp_path / "began"
+    shutil.copytree(Path(__file__).parents[1] / "models" / "visuomotor" / "parity" / "act", base)
     run = train(
         tmp_path, "model.type=act", f"model.path={base}", "model.preset=null",
         "model.cameras=[images.front, images.wrist]", "actor.lora.rank=2",
         "env.train.options={id: 'tests.runners.pictures:TwoViews-v0'}",
     )  # fmt: skip
     out = tmp_path / "published"
-    assert main(["convert", "run", str(run), "--out", str(out)]) == 0
+    Origin.of(read_config(str(run / "config.yaml"), [])[2]).save(run)
+    base = base.rename(tmp_path / "moved")
+    assert main(["convert", "run", str(run), "--out", str(out)]) == 2
+    assert "error: model.path: " in capsys.readouterr().err
+    words = ["convert", "run", str(run), f"model.path={base}", "--out", str(out)]
+    assert main(words) == 0
     told = " ".join(capsys.readouterr().out.split())
     assert "tensors of run step 1" in told
     assert "left out, as the format has no place for them: log_std, value_head" in told
@@ -332,7 +339,7 @@ def test_a_run_goes_back_to_the_format_that_it_began_from(
     assert any("decoder" in name for name in changed)
     assert not any("backbone" in name for name in changed)
     assert (out / "config.json").read_text() == (base / "config.json").read_text()
-    assert main(["convert", "run", str(run), "--out", str(out)]) == 2
+    assert main(words) == 2
     assert "exists; give a new directory" in capsys.readouterr().err
     began = str(imitated.parent)
     assert main(["convert", "run", began, "--out", str(tmp_path / "other")]) == 0

@@ -6,6 +6,7 @@ computation here reads, is copied from it, as are its settings, its tokenizer an
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlinf.checkpoint.files import new_directory
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import merged_adapters
 from rlinf.models.vla.loading import NameLayout, Weights, open_weights
@@ -26,6 +28,7 @@ from rlinf.models.vla.statistics import ModelStatistics
 _NETWORK = "network."
 _WEIGHT_FILES = (".safetensors", ".bin", ".pth", ".ckpt")
 _NORMALISER = "normalizer_processor.safetensors"
+_TABLE = "norm_stats.json"
 _FEATURES = {"actions": "action", "states": "observation.state"}
 
 
@@ -54,7 +57,7 @@ def publish(
         base: The directory that ``model.path`` named.
         out: Must not exist yet.
         statistics: Those that hold, where they are not those in ``base``; put into the files in
-            which lerobot has them.
+            which lerobot, or openpi, has them.
 
     Raises:
         ConfigError: The model has no published format, or the directory no place for a part of the
@@ -138,15 +141,19 @@ def _copy_beside(base: Path, out: Path, weights: Weights) -> None:
 
 
 def _put_statistics(out: Path, statistics: ModelStatistics) -> None:
-    """Put statistics in place of those in the files of lerobot's processors; ConfigError where
-    there are none."""
-    files = sorted(out.glob(f"*{_NORMALISER}"))
-    if not files:
+    """Put statistics in place of those in the files of lerobot's processors, or of openpi;
+    ConfigError where there are none."""
+    files, tables = sorted(out.glob(f"*{_NORMALISER}")), sorted(out.rglob(_TABLE))
+    if not files and not tables:
         raise ConfigError(
-            "the run has statistics of its own, and the directory no file *_"
-            f"{_NORMALISER} to put them in; nearest: --to with --out, for the weights alone",
+            f"the run has statistics of its own, and the directory no file *_{_NORMALISER} or "
+            f"{_TABLE} to put them in; nearest: policy.safetensors of the run, which has them",
             key="model.statistics",
         )
+    for file in tables:
+        content = read_settings(file)
+        vectors = {**content.get("norm_stats", content), **statistics.to_data()}
+        file.write_text(json.dumps({"norm_stats": vectors}, indent=1) + "\n")
     for file in files:
         held: dict[str, Any] = load_file(file)
         for kind, feature in _FEATURES.items():

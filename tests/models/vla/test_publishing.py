@@ -23,6 +23,7 @@ from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from rlinf.models.vla.publishing import publish
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
+from rlinf.models.vla.statistics_files import read_statistics
 from tests.models.visuomotor import support as visuomotor
 from tests.models.vla import (
     test_gr00t,
@@ -219,9 +220,21 @@ def test_statistics_of_the_run_are_put_into_the_processors(tmp_path: Path) -> No
         assert held["action.std"].tolist() == [2.0] * 3
     for file in out.glob("*processor.safetensors"):
         (base / file.name).unlink()
-    with pytest.raises(ConfigError, match=r"no file .*processor\.safetensors to put them in"):
+    with pytest.raises(ConfigError, match=r"no file .*norm_stats\.json to put them in"):
         publish(policy, base, tmp_path / "third", ModelStatistics(other, None))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "out"]
+
+
+def test_statistics_of_the_run_are_put_where_openpi_has_them(tmp_path: Path) -> None:
+    base, out = made(tmp_path, BASES["pi05"][0]), tmp_path / "out"
+    other = Statistics(q01=torch.full((7,), -0.25), q99=torch.full((7,), 2.0))
+    publish(moved(of_pi("pi05")(base)), base, out, ModelStatistics(other, None))
+    before, found = read_statistics(base), read_statistics(out)
+    assert found.actions.given().keys() == {"q01", "q99"}  # no mean of what holds no longer
+    assert found.actions.required("q99").tolist() == [2.0] * 7
+    assert before.states is not None
+    assert found.states is not None
+    assert torch.equal(found.states.required("q01"), before.states.required("q01"))
 
 
 def test_shards_stay_shards_and_other_weights_behind(tmp_path: Path) -> None:

@@ -88,8 +88,7 @@ def _publish(trained: TrainedPolicy, config: PublishedConfig, out: Path) -> None
     assert config.path is not None
     policy = trained.build(trained.env_spec())
     assert isinstance(policy, VLAPolicy)
-    own = None if config.statistics_source == config.path else config.read_statistics()
-    found = publish(policy, config.path, out, own)
+    found = publish(policy, config.path, out, config.own_statistics())
     say(f"{out}: {found.trained} tensors of {trained.name}, {found.copied} as in {config.path}")
     if found.left_out:
         say(f"left out, as the format has no place for them: {', '.join(found.left_out)}")

@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -171,6 +172,17 @@ class PublishedConfig(ModelConfig):
         if source == self.weights:  # a run keeps what it used, without keys and parts
             return statistics_files.read_statistics(source)
         return statistics_files.read_statistics(source, **self.statistics_choice)
+
+    def own_statistics(self) -> ModelStatistics | None:
+        """Those that hold, where they are not those of `path`, which `weights` may repeat."""
+        found = self.read_statistics()
+        if found is None or self.statistics_source == self.path:
+            return None
+        with suppress(ConfigError):  # there are none in `path`, or several
+            base = self.model_copy(update={"statistics": None, "weights": None}).read_statistics()
+            if base is not None and base.to_data() == found.to_data():
+                return None
+        return found
 
     @property
     def statistics_choice(self) -> dict[str, Any]:

@@ -237,6 +237,18 @@ def test_statistics_of_the_run_are_put_where_openpi_has_them(tmp_path: Path) -> 
     assert torch.equal(found.states.required("q01"), before.states.required("q01"))
 
 
+def test_statistics_that_weights_repeat_are_those_of_the_directory(tmp_path: Path) -> None:
+    base, weights = made(tmp_path, openvla), tmp_path / "policy.safetensors"
+    began = REGISTRY.load("openvla")(path=base, statistics_key="one")
+    assert began.own_statistics() is None
+    went_on = REGISTRY.load("openvla")(path=base, statistics_key="one", weights=weights)
+    save_file({"x": torch.zeros(1)}, weights, began.header())
+    assert went_on.own_statistics() is None
+    other = {"statistics": json.dumps({"actions": {"q01": [-1.0] * 7, "q99": [1.0] * 7}})}
+    save_file({"x": torch.zeros(1)}, weights, other)
+    assert went_on.own_statistics().actions.required("q99").tolist() == [1.0] * 7
+
+
 def test_shards_stay_shards_and_other_weights_behind(tmp_path: Path) -> None:
     base, out = made(tmp_path, BASES["act"][0]), tmp_path / "out"
     whole = load_file(base / "model.safetensors")

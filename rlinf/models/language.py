@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from logging import LogRecord
 from pathlib import Path
 from typing import Any
 
@@ -181,10 +182,16 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
 
 
 def without_bars() -> None:
-    """Let transformers show no progress bars: they would break the display of a run."""
+    """Let transformers show no progress bars, which would break the display of a run, and no table
+    of weights that do not fit, which an error names."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
+    logging.get_logger("transformers.modeling_utils").addFilter(_is_no_table)
+
+
+def _is_no_table(record: LogRecord) -> bool:
+    return "LOAD REPORT" not in record.getMessage()
 
 
 def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:

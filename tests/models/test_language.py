@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import subprocess
 import sys
@@ -115,13 +116,20 @@ def test_what_was_saved_is_loaded(tied: bool, tokenizer_path: Path, tmp_path: Pa
     ],
 )
 def test_weights_that_do_not_fit_are_refused(
-    change: dict[str, torch.Tensor | None], message: str, saved: Path
+    change: dict[str, torch.Tensor | None],
+    message: str,
+    saved: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    logger = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
     weights = {**load_file(saved / "model.safetensors"), **change}
     kept = {name: value for name, value in weights.items() if value is not None}
     save_file(kept, saved / "model.safetensors", {"format": "pt"})
     with pytest.raises(ConfigError, match=message):
         build_network(LanguageModelConfig(path=saved))
+    assert not caplog.text  # no table of transformers: the error says it in one line
 
 
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:

@@ -186,7 +186,9 @@ class LanguageModelConfig(StrictModel):
         if self.path is None:
             return
         if not self.path.expanduser().is_dir():
-            raise ConfigError(f"there is no directory {sought(self.path)}", key="path")
+            raise ConfigError(
+                f"there is no directory {sought(self.path)}{self._nearest()}", key="path"
+            )
         self._check_file("tokenizer_config.json", "tokenizer.json", what="tokenizer")
         if self.architecture is None:
             self._check_file("config.json", what="model configuration")
@@ -209,5 +211,13 @@ class LanguageModelConfig(StrictModel):
             return
         if not any((self.path.expanduser() / name).is_file() for name in names):
             raise ConfigError(
-                f"{self.path} holds no {what}: {' or '.join(names)} expected", key="path"
+                f"{self.path} holds no {what}: {' or '.join(names)} expected{self._nearest()}",
+                key="path",
             )
+
+    def _nearest(self) -> str:
+        """A directory of a model where one is near, as `model` of a run."""
+        assert self.path is not None
+        given = self.path.expanduser()
+        near = (given / "model", given.parent, *(each / "model" for each in given.parents[:2]))
+        return next((f"; nearest: {each}" for each in near if (each / "config.json").is_file()), "")

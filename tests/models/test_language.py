@@ -167,6 +167,20 @@ def test_missing_files_are_named(missing: str, message: str, saved: Path) -> Non
     assert caught.value.key == "path"
 
 
+@pytest.mark.parametrize(
+    "given", ["", "mode", "model/model.safetensors", "model/adapter", "checkpoints/step_00000002"]
+)
+def test_the_model_of_a_run_is_named_where_another_place_of_it_is_given(
+    given: str, saved: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    for place in ("checkpoints/step_00000002", "model/adapter"):
+        (run / place).mkdir(parents=True)
+    shutil.copytree(saved, run / "model", dirs_exist_ok=True)
+    with pytest.raises(ConfigError, match=f"; nearest: {run / 'model'}$"):
+        LanguageModelConfig(path=run / given).check()
+
+
 def test_only_adapters_are_trained_and_they_can_be_merged(saved: Path, tmp_path: Path) -> None:
     config = LanguageModelConfig(path=saved, lora=LoraConfig(rank=2, alpha=6.0))
     model = build_network(config, seed=1)

@@ -92,3 +92,12 @@ def export_weights(
     tensors = dict(zip(weights, copies, strict=True))
     write_atomic(path, safetensors.torch.save(tensors, metadata=dict(metadata or {})))
     return path
+
+
+def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write tensors for other programs, in a file that may be read as any new one: safetensors
+    makes its own for the user alone."""
+    path.touch()
+    mode = path.stat().st_mode
+    safetensors.torch.save_file(dict(tensors), path, {"format": "pt"})
+    path.chmod(mode)

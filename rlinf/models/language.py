@@ -177,6 +177,9 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
     weights = dict(full_weights(model))
     without_bars()
     _without_peft(model).save_pretrained(directory, state_dict=weights, safe_serialization=True)
+    mode = (directory / "config.json").stat().st_mode
+    for file in directory.glob("*.safetensors"):
+        file.chmod(mode)  # safetensors makes its files for the user alone
     if tokenizer is not None:
         tokenizer.save_pretrained(directory)
 

@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlinf.checkpoint.weights import save_tensors
 from rlinf.models.adapters import (
     adapted_layers,
     adapter_file_name,
@@ -98,7 +98,7 @@ def save_model(
         directory.mkdir(parents=True, exist_ok=True)
         pieces.append(directory / f"piece-{len(pieces)}.safetensors")
         tensors = {name: tensor.contiguous() for name, tensor in file_weights(model, piece).items()}
-        save_file(tensors, pieces[-1], metadata={"format": "pt"})
+        save_tensors(tensors, pieces[-1])
 
     size = 0
     for name, tensor in weights:
@@ -159,5 +159,5 @@ def save_adapter(
     if not write:
         return
     directory.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, directory / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_tensors(tensors, directory / "adapter_model.safetensors")
     peft_config.save_pretrained(str(directory))

@@ -96,6 +96,8 @@ def test_what_was_saved_is_loaded(tied: bool, tokenizer_path: Path, tmp_path: Pa
     )
     save_language_model(model, tmp_path, tokenizer=tokenizer)
     assert not list(tmp_path.glob("*.bin"))
+    files = [tmp_path / name for name in ("model.safetensors", "config.json")]
+    assert len({file.stat().st_mode for file in files}) == 1  # others may read the weights, too
     loaded = build_network(LanguageModelConfig(path=tmp_path))
     assert loaded.training
     assert torch.equal(_logits(model), _logits(loaded))

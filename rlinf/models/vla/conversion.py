@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
+from rlinf.checkpoint.weights import save_tensors
 from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import NameLayout, Translated, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING, OF_PI05, PI0_ALONE
@@ -110,8 +110,7 @@ def write_weights(path: Path, tensors: Mapping[str, Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.part")
     try:
-        save_file({name: each.contiguous() for name, each in tensors.items()}, temporary,
-                  metadata={"format": "pt"})  # fmt: skip
+        save_tensors({name: each.contiguous() for name, each in tensors.items()}, temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)

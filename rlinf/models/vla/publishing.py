@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from rlinf.checkpoint.files import new_directory
+from rlinf.checkpoint.weights import save_tensors
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.policy_weights import merged_adapters
@@ -115,7 +116,7 @@ def _write(
         for name, tensor in held.items():
             held[name] = tensor.clone() if tensor.data_ptr() in seen else tensor
             seen.add(held[name].data_ptr())
-        save_file(held, out / file.relative_to(base), metadata={"format": "pt"})
+        save_tensors(held, out / file.relative_to(base))
     if missing:
         raise ConfigError(
             f"the weight files of {base} have no place for {len(missing)} tensors of the network, "
@@ -161,4 +162,4 @@ def _put_statistics(out: Path, statistics: ModelStatistics) -> None:
             for name, value in {} if own is None else own.given().items():
                 if name != "mask" and any(each.startswith(f"{feature}.") for each in held):
                     held[f"{feature}.{name}"] = value.clone()
-        save_file(held, file)
+        save_tensors(held, file)

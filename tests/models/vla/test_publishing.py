@@ -133,6 +133,7 @@ def test_what_is_written_is_read_as_the_trained_policy(kind: str, tmp_path: Path
     assert not torch.allclose(acted(again), acted(before), atol=2e-3)
     names = {str(file.relative_to(base)) for file in base.rglob("*") if file.is_file()}
     assert {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()} == names
+    assert len({file.stat().st_mode for file in out.iterdir() if file.is_file()}) == 1
     first, second = load_file(base / "model.safetensors"), load_file(out / "model.safetensors")
     assert {name: (each.shape, each.dtype) for name, each in first.items()} == {
         name: (each.shape, each.dtype) for name, each in second.items()

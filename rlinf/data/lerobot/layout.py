@@ -6,6 +6,7 @@ Frames of all episodes lie one behind the other, in the rows of Parquet files an
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from rlinf.errors import ConfigError, MissingPackageError
 VERSION = "v3.0"
 INFO, STATS, TASKS = "meta/info.json", "meta/stats.json", "meta/tasks.parquet"
 SOURCE = "meta/rlinf.json"
+VIDEO_HASHES = "video_sha256"
+"""Entry of that file: of each video that was written."""
 """What rlinf says of a set that it recorded; lerobot ignores it."""
 DATA = "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet"
 VIDEO = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
@@ -79,6 +82,12 @@ def regular_file(path: Path) -> Path:
     if not path.is_file():
         raise OSError(f"{path} is no file")
     return path
+
+
+def hash_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_info(directory: Path) -> dict[str, Any]:

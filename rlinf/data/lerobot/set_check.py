@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from rlinf.conformance import CheckResult, outcome, require
-from rlinf.data.lerobot.layout import INDICES, SUCCESS
+from rlinf.data.lerobot.layout import INDICES, SUCCESS, VIDEO_HASHES, hash_of
 from rlinf.data.lerobot.pictures import VideoPictures
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.errors import ConfigError
@@ -50,6 +50,9 @@ def _check_pictures(found: LeRobotSet) -> str:
             pictures.check()
         seen = pictures[np.unique(ends)]
         require(seen.any(), f"`{name}` is black in the first and last frame of every episode")
+    for file, written in found.source.get(VIDEO_HASHES, {}).items():
+        same = hash_of(found.directory / file) == written
+        require(same, f"{file} is not what was written: its SHA-256 is another; copy it again")
     if not cameras:
         return "none"
     return f"{', '.join(cameras)}: the first and last frame of every episode can be read"

@@ -30,9 +30,11 @@ from rlinf.data.lerobot.layout import (
     TASKS,
     VERSION,
     VIDEO,
+    VIDEO_HASHES,
     VIDEO_MB,
     av,
     features_of,
+    hash_of,
     parquet,
 )
 from rlinf.data.vector_statistics import at_once, vector_statistics
@@ -103,6 +105,8 @@ class _Writer:
         self._write_json(STATS, self._statistics(self._found))
         self._write_json(INFO, self._info())
         source = {**self._found.source, "seeds": [each.seed for each in self._found.episodes]}
+        videos = sorted(self._root.rglob("*.mp4"))  # Parquet has checksums of its own
+        source[VIDEO_HASHES] = {str(each.relative_to(self._root)): hash_of(each) for each in videos}
         self._write_json(SOURCE, source)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -419,6 +419,17 @@ def test_a_set_is_checked_for_what_cannot_be_learnt_from(tmp_path: Path, picture
     assert "`observation.images.main` is black" in told["pictures"]
 
 
+def test_a_changed_video_is_found(written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "video", tmp_path / "set")
+    file = next((tmp_path / "set").rglob("*.mp4"))
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1  # which a decoder may pass over
+    file.write_bytes(content)
+    (told,) = [each.detail for each in check_lerobot_set(LeRobotSet(tmp_path / "set"))
+               if not each.passed]  # fmt: skip
+    assert "copy it again" in told
+
+
 def test_the_texts_of_all_rows_are_counted(written: Path, tmp_path: Path) -> None:
     def told() -> str:
         checked = check_lerobot_set(LeRobotSet(tmp_path / "set"))

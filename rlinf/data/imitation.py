@@ -305,7 +305,7 @@ class SetOptions(StrictModel):
                 ]
                 raise ConfigError(
                     f"{found.directory} has no `{name}` for the observation `{key}`; "
-                    f"{did_you_mean(name, known)}",
+                    f"{did_you_mean(name, known) or 'it has no pictures'}",
                     key=f"observations.{key}",
                 )
         if len(shape) == 1:

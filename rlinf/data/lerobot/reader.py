@@ -127,7 +127,8 @@ class LeRobotSet:
         if not feature.pictured:
             cameras = [each for each, found in self.features.items() if found.pictured]
             raise ConfigError(
-                f"`{name}` of {self.directory} is no camera; {did_you_mean(name, cameras)}"
+                f"`{name}` of {self.directory} is no camera; "
+                f"{did_you_mean(name, cameras) or 'it has no pictures'}"
             )
         if feature.dtype == "video":
             begins = [(each.first, *each.videos[name][:2]) for each in self.episodes]

@@ -389,6 +389,13 @@ def test_what_a_set_does_not_have_is_named(written: Path, tmp_path: Path) -> Non
         found.pictures("observation.images.mian")
     with pytest.raises(ConfigError, match=r"is no camera; known: observation\.images\.main"):
         found.pictures("action")
+    whole = recorded()
+    states = replace(whole, observations={"states": whole.observations["states"]})
+    write_lerobot(states, tmp_path / "blind", fps=20, pictures="image")
+    with pytest.raises(ConfigError, match=r"`action` of .* is no camera; it has no pictures"):
+        LeRobotSet(tmp_path / "blind").pictures("action")
+    with pytest.raises(ConfigError, match="for the observation `main_images`; it has no pictures"):
+        SetOptions().read(tmp_path / "blind", EnvSpec.from_json(SPEC))
     with pytest.raises(ConfigError, match="is no LeRobot set"):
         LeRobotSet(tmp_path)
     with pytest.raises(FileExistsError):

@@ -85,8 +85,6 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
     if not (directory / _INDEX).is_file():
         raise CheckpointError(f"{directory} holds no sharded checkpoint")
     state, reader = dict(tree), PlainReader(directory)
-    # Whoever resumes with one rank means to read in one process.
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
     try:
         with warnings.catch_warnings():  # one rank reads alone, as it is meant to
             warnings.filterwarnings("ignore", "torch.distributed is disabled")

@@ -205,6 +205,11 @@ class EvaluationResult(SpecifiedResult):
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
+        if self.n_invalid:
+            lines.append(
+                f"  the simulator did not finish {self.n_invalid} of {self.n} episodes, which "
+                "count as no success"
+            )
         if not self.successes and self.n_invalid < self.n:  # a task may have no goal but its reward
             lines.append(f"  mean return {self.mean_return:.5g} ± {self.return_deviation:.3g}")
         return "\n".join(lines)

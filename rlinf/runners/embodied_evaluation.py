@@ -114,6 +114,9 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             )
             for record in records.values()
         ]
+        if not all(outcome.valid for outcome in outcomes):
+            for reason, told in report.first_faults.items():
+                log.warning("A simulator failed (%s) in an evaluation: %s", reason, told)
         return EvaluationResult.of(spec, outcomes, name, report.tasks)
 
     def metrics(self, result: EvaluationResult) -> dict[str, float]:
@@ -241,6 +244,7 @@ def play_episodes(
     for part in others:
         whole.episodes.extend(part.episodes)
         whole.frames.extend(part.frames)
+        whole.first_faults = part.first_faults | whole.first_faults
     whole.episodes.sort(key=lambda record: record.episode_id)
     return whole
 

@@ -54,12 +54,10 @@ class RolloutReport:
 
 
 @dataclass
-class EvaluationReport:
-    """Episodes that ended in an evaluation; pictures [H, W, 3] by environment and chunk step."""
+class EvaluationReport(RolloutReport):
+    """What happened in an evaluation; pictures [H, W, 3] by environment and chunk step."""
 
-    episodes: list[EpisodeRecord] = field(default_factory=list)
     frames: list[list[np.ndarray]] = field(default_factory=list)
-    tasks: tuple[str, ...] = ()
 
 
 class EnvWorker(StageWorker):
@@ -170,11 +168,11 @@ class EnvWorker(StageWorker):
             observations = env.reset(stage)
             yield self._emit("observations", stage, self._batch(env, stage, observations))
         # A picture can be taken only while no simulator is at work.
-        for stage, _, step in self._exchanges(env, actions, RolloutReport(), ahead=not frames):
+        for stage, _, step in self._exchanges(env, actions, report, ahead=not frames):
             if step is None:
                 continue
             times[stage] += 1
-            report.episodes.extend(step.episodes)
+            report.add(step)
             batch = self._batch(
                 env,
                 stage,

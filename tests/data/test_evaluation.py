@@ -108,6 +108,9 @@ def test_success_follows_the_definition_and_a_fault_is_no_success():
     ]
     result = EvaluationResult.of(spec, outcomes, "x")
     assert (result.successes, result.n_invalid, result.mean_return) == (0, 1, 1.0)
+    told = "the simulator did not finish 1 of 2 episodes, which count as no success"
+    assert told in str(result)
+    assert "did not finish" not in str(played(spec, [True, False]))
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,18 @@ def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_pat
     run = tmp_path / "run"
     finish("train", str(write_recipe(tmp_path)), "--run-dir", str(run), *words)
     warned = [record.getMessage() for record in caplog.records]
-    (told,) = (line for line in warned if "A simulator failed" in line)
+    (told,) = (line for line in warned if "is not trained on" in line)
     assert "(exception)" in told
     assert "RuntimeError: the gripper broke" in told
     (far,) = (line for line in warned if line.startswith("Action 0 goes from"))
     assert "from 100 to 200, and the policy begins with 0 ± 1:" in far
     count = int(sum(line.get("env/faults/exception", 0) for line in metrics(run)))
     assert count > 1
-    assert f"faults of the simulator: exception {count}; " in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"faults of the simulator: exception {count}; " in said
+    (lost,) = (line for line in warned if "failed (exception) in an evaluation" in line)
+    assert "RuntimeError: the gripper broke" in lost
+    assert "the simulator did not finish" in said
 
 
 class Unmade(Unseen):

@@ -45,6 +45,11 @@ class EvaluationSpec(HashedSpec):
         for name, number in numbers:
             if type(number) is not int:
                 raise ConfigError(f"{name} of an evaluation holds {number!r}, no whole number")
+            if name == "episodes" and not 0 <= number < 1 << 31:
+                raise ConfigError(
+                    f"episodes of an evaluation holds {number}; ids and seeds lie between 0 and "
+                    f"{(1 << 31) - 1}"
+                )
         if len({episode for episode, _ in self.episodes}) < len(self.episodes):
             raise ConfigError("an evaluation lists every episode id once")
         if self.horizon < 1 or self.chunk < 1:

@@ -76,6 +76,8 @@ def test_spec_file_round_trip_and_tampering(tmp_path):
     [
         ({"episodes": ()}, "at least one"),
         ({"episodes": ((1, 2), (1, 3))}, "once"),
+        ({"episodes": ((1, -2),)}, "holds -2; ids and seeds lie between 0 and 2147483647"),
+        ({"episodes": ((2**70, 2),)}, "ids and seeds lie between"),
         ({"horizon": 0}, "horizon"),
         ({"chunk": 0}, "chunk"),
         ({"success": "sometimes"}, "success_at_end"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,6 +55,35 @@ def test_answers_are_those_of_this_process(policy: PI0Policy, running: Running) 
             answer = client.infer(observation(seed))["actions"]
             own = policy.sample(inputs(seed), None).actions[0].numpy()
             np.testing.assert_array_equal(answer, own)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "states"),
+    [
+        ("pi0", {}, True),
+        ("pi05", {"state_in_prompt": False}, False),
+        ("pi05", {"state_in_prompt": False, "conventions": {"delta_dimensions": [0]}}, True),
+        ("openvla_oft", {}, False),
+        ("openvla_oft", {"proprioception": True}, True),
+        ("act", {"use_states": False}, False),
+    ],
+)
+def test_no_more_is_asked_for_than_is_read(name: str, options: Any, states: bool) -> None:
+    picture = (32, 32, 3)
+    shapes = {"main_images": picture, "wrist_images": picture, "depth.front": (32, 32)}
+    types = {"wrist_images": "uint8", "depth.front": "float32"}
+    spec = replace(SPEC, observation_shapes={**SPEC.observation_shapes, **shapes},
+                   observation_dtypes={**SPEC.observation_dtypes, **types})  # fmt: skip
+    config = REGISTRY.load(name)(preset="tiny", num_action_chunks=4, **options)
+    policy = config.build(spec, value_dim=1, seed=1).eval()
+    seen = {
+        key: (torch.rand(1, *shape) * 3).to(getattr(torch, spec.observation_dtypes[key]))
+        for key, shape in spec.observation_shapes.items()
+    }
+    asked = policy.acts_on(seen)
+    assert {*asked} == {"main_images", "task_ids", *(("states",) if states else ())}
+    alone = policy.sample({key: seen[key] for key in asked}, None).actions
+    assert torch.equal(alone, policy.sample(seen, None).actions)
 
 
 def test_what_is_no_number_is_refused_and_the_connection_stays(running: Running) -> None:

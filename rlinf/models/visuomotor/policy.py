@@ -118,10 +118,8 @@ class VisuomotorPolicy(ChunkPolicy):
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, D] normalised and padded; [B, 0] where none are read."""
-        if self._reads_states:
-            return self._padded_states(super()._states(observations))
-        first = next(iter(observations.values()))
-        return torch.zeros(len(first), 0, device=first.device)
+        states = super()._states(observations)
+        return self._padded_states(states) if self._reads_states else states
 
     def _colours(self) -> Sequence[Mapping[str, Tensor]]:
         """Mean and deviation [3] of the colours of each view, those of ImageNet where nothing is

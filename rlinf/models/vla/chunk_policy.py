@@ -64,6 +64,12 @@ class ChunkPolicy(VLAPolicy):
         """Whether statistics of states are needed: read as numbers or otherwise."""
         return self._reads_states
 
+    @property
+    def _acts_on_states(self) -> bool:
+        """Where they are read, or actions are said as what is to be added to them."""
+        moved = bool(self._conventions.delta_dimensions)
+        return super()._acts_on_states and (self._told_states or moved)
+
     def _check(self, config: Any, size: Any) -> None:
         if size.horizon - self.begin < self.chunk:
             raise ConfigError(
@@ -125,8 +131,8 @@ class ChunkPolicy(VLAPolicy):
         return 1e-6
 
     def _states(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """[B, D] normalised; [B, 0] where there are none."""
-        if not self.state_dim:
+        """[B, D] normalised; [B, 0] where there are none, or the model reads none."""
+        if not (self.state_dim and self._told_states):
             first = next(iter(observations.values()))
             return torch.zeros(len(first), 0, device=first.device)
         states = observations["states"].float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.envs.base import INSTRUCTION_KEY
+from rlinf.envs.observation_names import present
+from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.policy import Policy
 from rlinf.models.vla.config import PublishedConfig
@@ -98,6 +100,17 @@ class VLAPolicy(Policy):
         read = features.detach() if self._detaches else features
         found: Tensor = self.value_head(read)
         return found.float()
+
+    @property
+    def _acts_on_states(self) -> bool:
+        """Whether acting needs states."""
+        return self.state_dim > 0
+
+    def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
+        """Pictures of its views, what is to be done, and states where the model reads them."""
+        read = {TASK_IDS, INSTRUCTION_KEY, *(view[0] for view in self.views if view)}
+        read.update(("states",) if self._acts_on_states else ())
+        return tuple(name for name in observations if present(name) in read)
 
     def pictures_of(self, observations: Mapping[str, Tensor]) -> list[Tensor | None]:
         """uint8 [B, H, W, 3] of each view; None for one that is left out."""

@@ -55,6 +55,11 @@ class TokenPolicy(VLAPolicy):
         self.statistics = self._read_statistics(config)
         self.action_units = units_of(self.statistics.actions, config)
 
+    @property
+    def _acts_on_states(self) -> bool:
+        """Where actions are said as what is to be added to them."""
+        return bool(self._config.conventions.delta_dimensions)
+
     def _check_dimensions(self, config: TokenConfig) -> None:
         dim, used = self.action_dim, config.conventions.dimensions
         if used is not None and len(used) == dim and {*used} != {*range(dim)}:

@@ -224,6 +224,10 @@ class OpenVLAOFTPolicy(_OpenVLA):
     ) -> tuple[Tensor, Tensor]:
         return super()._embedded(inputs, behind=self._behind)
 
+    @property
+    def _acts_on_states(self) -> bool:
+        return super()._acts_on_states or self.network.proprio_projector is not None
+
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if self.network.proprio_projector is None:
             return None

@@ -87,7 +87,7 @@ def policy(
 ) -> None:
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
     _check_token(token, no_token=no_token)
-    keys = dict(_renaming(each) for each in key or [])
+    keys = _renaming(key or [])
     from rlinf.cli.tasks import of_moved_model
 
     path = find_run_or_checkpoint(source)
@@ -209,11 +209,15 @@ def require_serving(needed_for: str) -> None:
             raise MissingPackageError(package, "serve", needed_for)
 
 
-def _renaming(given: str) -> tuple[str, str]:
-    theirs, sign, ours = given.partition("=")
-    if not sign or not theirs:
-        raise ConfigError(
-            f"--key {given}: say which entry is which observation, such as "
-            "--key observation/image=main_images"
-        )
-    return theirs, ours
+def _renaming(options: list[str]) -> dict[str, str]:
+    keys: dict[str, str] = {}
+    for given in options:
+        theirs, sign, ours = given.partition("=")
+        if not sign or not theirs:
+            raise ConfigError(
+                f"--key {given}: say which entry is which observation, such as "
+                "--key observation/image=main_images"
+            )
+        if keys.setdefault(theirs, ours) != ours:
+            raise ConfigError(f"--key: `{theirs}` is `{keys[theirs]}` and `{ours}`; leave one out")
+    return keys

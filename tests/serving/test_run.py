@@ -169,6 +169,7 @@ def test_a_token_is_made_and_what_a_run_saw_is_asked_of_the_simulator_where_it_i
         (["--token", "ä"], "printable ASCII"),
         (["--no-token", "--host", "0.0.0.0"], "can be reached from other machines"),
         (["--key", "image"], "--key image: say which entry"),
+        (["--key", "a=states", "--key", "a=prompt"], "--key: `a` is `states` and `prompt`; leave"),
         (
             ["--key", "image=main_images"],
             "the policy reads no `main_images`; known: prompt, states",

@@ -318,10 +318,12 @@ class PolicyServer:
 
 
 def _without_trace(record: logging.LogRecord) -> bool:
-    """A line of the log in place of a trace, where a client sent what is no HTTP."""
+    """A line of the log in place of a trace, where a client sent what is no HTTP or has gone."""
     error = record.exc_info[1] if record.exc_info else None
-    if isinstance(error, BadHttpMessage | web.RequestPayloadError):
-        record.msg, record.args = "refused: %s", (" ".join(str(error).split())[:200],)
+    if isinstance(error, BadHttpMessage | web.RequestPayloadError | ConnectionResetError):
+        gone = isinstance(error, ConnectionResetError)
+        record.msg = f"{'a client has gone' if gone else 'refused'}: %s"
+        record.args = (" ".join(str(error).split())[:200],)
         record.levelno, record.levelname = logging.WARNING, "WARNING"
         record.exc_info = record.exc_text = None
     return True

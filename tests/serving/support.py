@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -68,6 +69,10 @@ class Running:
 
         self._loop.run_until_complete(self.server.run(self._stop, ready))
         self._loop.close()
+
+    def pause(self, seconds: float) -> None:
+        """Answer nobody for a while."""
+        self._loop.call_soon_threadsafe(time.sleep, seconds)
 
     def begin_to_stop(self) -> None:
         """As a signal does."""

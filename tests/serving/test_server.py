@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import struct
 import threading
 import time
 import urllib.error
@@ -154,6 +156,26 @@ def test_what_is_no_http_is_refused_in_a_line(
         assert record.exc_info is None
         assert len(record.getMessage()) < 300
     assert any("refused: 400" in each for each in caplog.messages)
+
+
+def test_a_client_that_goes_while_the_server_is_busy_leaves_no_trace(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, port = running.address.split(":")
+    upgrade = (
+        f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Api-Key {TOKEN}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    )
+    for _ in range(5):
+        with socket.create_connection((host, int(port))) as gone:
+            running.pause(0.2)
+            gone.sendall(upgrade.encode())
+            # Closed by a reset, as a machine that went down is.
+            gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    with running.connect() as client:
+        assert client.infer(observation(0))["version"] == 7
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_a_long_text_is_answered_at_once_and_briefly(running: Running) -> None:

@@ -13,6 +13,7 @@ from rlinf.errors import UserError
 from rlinf.serving.wire import pack, unpack
 
 _UNAUTHORISED = 401
+_FAREWELL = 0.5  # seconds
 
 
 class ServerError(UserError):
@@ -33,13 +34,16 @@ class ActionClient:
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
         self._timeout, self._open = timeout, ExitStack()
-        settings: dict[str, Any] = {"compression": None, "max_size": None, "proxy": None}
+        # A server that is lost does not answer the end of the connection either.
+        settings: dict[str, Any] = {
+            "compression": None, "max_size": None, "proxy": None, "close_timeout": _FAREWELL
+        }  # fmt: skip
         if token:
             settings["additional_headers"] = {"Authorization": f"Api-Key {token}"}
         try:
             self._socket = self._open.enter_context(connect(url, open_timeout=timeout, **settings))
             self.metadata: dict[str, Any] = unpack(self._received())
-        except (OSError, WebSocketException) as error:
+        except (OSError, ValueError, WebSocketException) as error:  # a port may be no number
             self.close()
             if isinstance(error, InvalidStatus) and error.response.status_code == _UNAUTHORISED:
                 does = "refuses this token" if token else "asks for a token"

@@ -178,6 +178,17 @@ def test_a_client_that_goes_while_the_server_is_busy_leaves_no_trace(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_server_that_hangs_is_lost_after_the_seconds_that_were_said(running: Running) -> None:
+    with ActionClient(f"ws://{running.address}", TOKEN, timeout=0.5) as client:
+        running.pause(3.0)
+        began = time.monotonic()
+        with pytest.raises(ServerError, match=r"is gone: timed out in 0\.5s"):
+            client.infer(observation(0))
+        assert time.monotonic() - began < 2.0
+    with pytest.raises(ServerError, match="no action server at ws://127.0.0.1:99999: Port out of"):
+        ActionClient("ws://127.0.0.1:99999")
+
+
 def test_a_long_text_is_answered_at_once_and_briefly(running: Running) -> None:
     for message in ({"a" * 10**6: 1}, {**observation(1), "prompt": "b" * 10**6}):
         with pytest.raises(urllib.error.HTTPError) as caught:

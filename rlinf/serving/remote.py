@@ -17,6 +17,9 @@ from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
 from rlinf.serving.client import ActionClient
 from rlinf.serving.requests import BATCH
 
+_TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_high", "observations",
+         "tasks"}  # fmt: skip
+
 
 class RemoteConfig(ModelConfig):
     """Where the policy is; takes the place of the model section of a run that is evaluated."""
@@ -27,9 +30,17 @@ class RemoteConfig(ModelConfig):
     token: SecretStr | None = None
 
     def connect(self) -> ActionClient:
-        """A connection of its own."""
+        """A connection of its own; ConfigError where others than ``rlinf serve policy`` answer."""
         token = None if self.token is None else self.token.get_secret_value()
-        return ActionClient(self.url, token)
+        client = ActionClient(self.url, token)
+        told: Any = client.metadata
+        if not (isinstance(told, dict) and told.keys() >= _TOLD):
+            client.close()
+            raise ConfigError(
+                f"the server at {self.url} does not say what its policy reads and does, so that it "
+                "cannot be evaluated; nearest: a run behind `rlinf serve policy`"
+            )
+        return client
 
 
 class RemotePolicy(Policy):

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import SecretStr
+from websockets.sync.server import serve
 
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.config import CNNConfig
@@ -185,8 +186,20 @@ def test_a_server_that_hangs_is_lost_after_the_seconds_that_were_said(running: R
         with pytest.raises(ServerError, match=r"is gone: timed out in 0\.5s"):
             client.infer(observation(0))
         assert time.monotonic() - began < 2.0
-    with pytest.raises(ServerError, match="no action server at ws://127.0.0.1:99999: Port out of"):
+    with pytest.raises(ServerError, match=r"at ws://127\.0\.0\.1:99999: Port out of range"):
         ActionClient("ws://127.0.0.1:99999")
+
+
+@pytest.mark.parametrize("metadata", [{}, {"reset_pose": [0.0]}, [1]])
+def test_a_server_of_others_does_not_evaluate(metadata: Any) -> None:
+    with serve(lambda connection: connection.send(pack(metadata)), "127.0.0.1", 0) as other:
+        thread = threading.Thread(target=other.serve_forever)
+        thread.start()
+        url = f"ws://127.0.0.1:{other.socket.getsockname()[1]}"
+        with pytest.raises(ConfigError, match="does not say what its policy reads and does, so"):
+            RemoteConfig(url=url).connect()
+        other.shutdown()
+        thread.join()
 
 
 def test_a_long_text_is_answered_at_once_and_briefly(running: Running) -> None:

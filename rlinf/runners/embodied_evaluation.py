@@ -155,19 +155,22 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it
             return
-        video = self.film(run.groups, run.directory.videos / "trained_policy.mp4")
+        path = run.directory.videos / "trained_policy.mp4"
+        video = self.film(run.groups, self.spec("held_out"), path)
         if video is not None:
             print(f"video of the trained policy: {video}", flush=True)
 
-    def film(self, groups: Groups, path: Path, *, at_least: int = 0) -> Path | None:
-        """Write held-out episodes side by side; None, with a warning, if nothing renders."""
+    def film(
+        self, groups: Groups, spec: EvaluationSpec, path: Path, *, at_least: int = 0
+    ) -> Path | None:
+        """Write the first episodes side by side; None, with a warning, if nothing renders."""
         evaluation = self._config.evaluation
-        count = min(max(evaluation.video_episodes, at_least), evaluation.num_envs)
+        shown = spec.episodes[: evaluation.num_envs]  # an episode for each environment
+        count = min(max(evaluation.video_episodes, at_least), len(shown))
         if count == 0:
             return None
-        spec = self.spec("held_out", evaluation.num_envs)
         try:
-            videos = play_episodes(groups, spec.episodes, frames=count).frames
+            videos = play_episodes(groups, shown, frames=count).frames
         except RunFailure as failure:
             reason = str(failure).rstrip().splitlines()[-1]  # its process adds a stack
             if "draws no pictures" not in reason:

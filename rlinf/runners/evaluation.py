@@ -57,9 +57,9 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         """With what the names of the files of a run begin."""
         return purpose
 
-    def film(self, groups: Groups, path: Path, *, at_least: int = 0) -> Path | None:
-        """Write a video of what the weights do, of so many items or more if the run's recipe says
-        so; None: of none, or nothing renders."""
+    def film(self, groups: Groups, spec: SpecT, path: Path, *, at_least: int = 0) -> Path | None:
+        """Write a video of what the weights do, of the first items of a specification: so many, or
+        more if the run's recipe says so; None: of none, or nothing renders."""
         raise ConfigError("--video: there is nothing to see; leave it out")
 
     films: ClassVar[bool] = False
@@ -237,7 +237,7 @@ def _evaluate_one(
             raise RunFailure(f"the result is not written to {file}: {error.strerror}") from error
         print(f"written to {file}", flush=True)
         film = run / "videos" / f"{stem}.mp4"
-        written = evaluator.film(groups, film, at_least=1) if video else None
+        written = evaluator.film(groups, spec, film, at_least=1) if video else None
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec

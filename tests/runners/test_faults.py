@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import gymnasium
 import numpy as np
 import pytest
@@ -12,10 +14,12 @@ from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
 from rlinf.envs.spec import spec_of
 from rlinf.models.config import MLPConfig
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.workers.env import EvaluationReport
 
 from .killing import finish, train_without_a_simulator
 from .pictures import Dot
-from .support import metrics, write_recipe
+from .support import metrics, small_config, write_recipe
 from .test_resume import overrides
 
 
@@ -59,6 +63,22 @@ def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplo
     assert "RuntimeError: no graphics card was found" in said[0]
     assert "\n" not in said[0]
     assert not list(tmp_path.rglob("*.mp4"))
+
+
+def test_the_video_of_a_specification_shows_its_episodes(tmp_path, monkeypatch):
+    evaluator, played = EpisodeEvaluator(small_config(tmp_path)), []
+
+    def play(groups, episodes, *, frames):
+        played.append((list(episodes), frames))
+        return EvaluationReport(frames=[[np.zeros((32, 32, 3), np.uint8)]] * frames)
+
+    monkeypatch.setattr("rlinf.runners.embodied_evaluation.play_episodes", play)
+    listed = [(number, 70 + number) for number in range(6)]
+    for episodes, frames in ((listed, 3), (listed[:2], 2)):
+        spec = replace(evaluator.spec("held_out"), episodes=tuple(episodes))
+        assert evaluator.film(None, spec, tmp_path / "v.mp4", at_least=3) == tmp_path / "v.mp4"
+        assert played.pop() == (episodes[:4], frames)  # four environments
+    assert evaluator.film(None, spec, tmp_path / "none.mp4") is None
 
 
 class Breaks(Unseen):

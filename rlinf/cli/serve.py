@@ -118,8 +118,10 @@ def _check_token(token: str | None, *, no_token: bool) -> None:
         raise ConfigError(
             f"--token, or {TOKEN_VARIABLE}, and --no-token exclude each other; leave one out"
         )
-    if token is not None and not (token and token.isascii() and token.isprintable()):
-        raise ConfigError("--token must be printable ASCII, as it travels in a header")
+    if token is not None and not (token.strip() == token != "" and token.isascii()
+                                  and token.isprintable()):  # fmt: skip
+        raise ConfigError("--token must be printable ASCII without a space at its ends, as it "
+                          "travels in a header")  # fmt: skip
 
 
 def _check_keys(path: Path, keys: dict[str, str]) -> None:

@@ -167,6 +167,7 @@ def test_a_token_is_made_and_what_a_run_saw_is_asked_of_the_simulator_where_it_i
     [
         (["--token", "x", "--no-token"], "exclude each other"),
         (["--token", "ä"], "printable ASCII"),
+        (["--token", "x "], "without a space at its ends"),
         (["--no-token", "--host", "0.0.0.0"], "can be reached from other machines"),
         (["--key", "image"], "--key image: say which entry"),
         (["--key", "a=states", "--key", "a=prompt"], "--key: `a` is `states` and `prompt`; leave"),

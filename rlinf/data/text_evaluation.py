@@ -245,7 +245,8 @@ class TextEvaluationResult(SpecifiedResult):
     def __str__(self) -> str:
         shown = self.metrics if self.samples == 1 else ("pass@1", f"pass@{self.samples}")
         parts = "; ".join(str(self.estimate(metric)) for metric in shown)
-        return f"{parts} (n = {self.samples}, spec {self.spec_sha256[:12]})"
+        lost = f", {self.n_invalid} completions not scored" if self.n_invalid else ""
+        return f"{parts} (n = {self.samples}, spec {self.spec_sha256[:12]}{lost})"
 
     def summary(self) -> dict[str, Any]:
         """Every usual metric with its interval, and what became of the completions."""

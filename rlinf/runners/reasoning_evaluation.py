@@ -146,7 +146,10 @@ def answer_prompts(
         },
         sources=len(spec.prompt_ids),
     )
-    require_scores(report.results("reward"), of="evaluation")
+    rewards: list[RewardReport] = report.results("reward")
+    require_scores(rewards, of="evaluation")
+    for why in {fault: why for part in rewards for fault, why in part.reasons.items()}.values():
+        log.warning("a completion of the evaluation cannot be scored, and counts as wrong: %s", why)
     parts: list[GenerationReport] = report.results("rollout")
     if failures := sum(part.tool_failures for part in parts):
         log.warning("%d calls of the evaluation were answered by no tool, as it failed", failures)

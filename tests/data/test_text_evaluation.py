@@ -273,7 +273,7 @@ def test_outcomes_of_groups_and_what_is_told_beside_the_scores():
     found = TextEvaluationResult.of(a_spec(n=1, samples=3), [first], "run@1")
     assert (found.mean_length, found.n_invalid) == (3.0, 1)
     assert found.truncated_share == pytest.approx(1 / 3)
-    assert "n = 3" in str(found)
+    assert str(found).endswith(f"(n = 3, spec {found.spec_sha256[:12]}, 1 completions not scored)")
     group = PromptGroup(prompt_id=0, draw=0, prompt_tokens=np.array([1]), answer=None,
                         completions=group.completions)  # fmt: skip
     with pytest.raises(ValueError, match="no scores"):

@@ -53,3 +53,18 @@ def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
     name = f"spec_{result.spec_sha256[:12]}_step_00000001.json"
     found = json.loads((other / "evaluations" / name).read_text())
     assert found["spec_sha256"] == result.spec_sha256
+
+
+def test_a_reward_that_fails_is_told_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    body = "if sample.num_tokens % 2: raise ValueError('no judge')"
+    (tmp_path / "judge.py").write_text(f"def score(sample):\n    {body}\n    return 1.0\n")
+    reward = f"{{answer: {{type: function, function: '{tmp_path}/judge.py:score'}}}}"
+    run = train(tmp_path, *SHORT, "~reward.functions", f"reward.functions={reward}")
+    caplog.clear()
+    result = evaluate(Reasoning, run)
+    assert 0 < result.n_invalid < len(result.outcomes)
+    assert f"{result.n_invalid} completions not scored" in str(result)
+    (told,) = (each for each in caplog.messages if "cannot be scored, and counts as wrong" in each)
+    assert "ValueError: no judge" in told

@@ -57,6 +57,9 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
         config, validation, dataset = self._config, self._config.validation, self._dataset
         if dataset is None:
             return None
+        if items is not None and items > len(dataset):
+            most = len(dataset)
+            raise ConfigError(f"--episodes {items}: there are {most} prompts; nearest: {most}")
         formulas = any(isinstance(f, MathConfig) for f in config.reward.functions.values())
         return TextEvaluationSpec.of(
             dataset,

@@ -36,12 +36,16 @@ def _no_system(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_no_system")
-def test_a_specification_of_another_reward_is_refused(run: Path, tmp_path: Path) -> None:
+def test_a_specification_of_another_reward_and_prompts_that_are_not_there_are_refused(
+    run: Path, tmp_path: Path
+) -> None:
     spec = TextEvaluationSpec.load(run / "evaluations" / "validation_spec.json")
     other = {"answer": {**spec.reward["answer"], "found_value": 0.5}}
     replace(spec, reward=other).save(tmp_path / "spec.json")
     with pytest.raises(ConfigError, match=r"for the reward .*0\.5.*the run has .*0\.2"):
         evaluate(Reasoning, run, spec=tmp_path / "spec.json")
+    with pytest.raises(ConfigError, match=r"--episodes 9999: there are (\d+) prompts; nearest: \1"):
+        evaluate(Reasoning, run, items=9999)
 
 
 def test_the_second_run_is_evaluated_by_the_specification_of_the_first(

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
 
 
+_COUNTS = ("evaluation.episodes", "validation.prompts")
+_IN_SPECS = ("evaluation.seed", "evaluation.success", "evaluation.walk", "validation.correct",
+             "validation.sampl", "validation.seed")  # fmt: skip
+
+
 def evaluate(
     context: typer.Context,
     source: Annotated[
@@ -69,8 +74,7 @@ def evaluate(
         raise ConfigError(
             "--token has no effect without --server; give the server, or leave it out"
         )
-    if spec is not None:
-        _check_spec(spec, episodes)
+    _check_items(episodes, spec, overrides or [])
     if server is not None:
         require_serving("--server")
         require_server(server)
@@ -98,11 +102,17 @@ def _runs(source: str, compare: str | None, *, dry_run: bool) -> tuple[Path, Pat
     return path, None if compare is None else find_run_or_checkpoint(compare)
 
 
-def _check_spec(spec: Path, episodes: int | None) -> None:
-    if episodes is not None:
+def _check_items(episodes: int | None, spec: Path | None, overrides: list[str]) -> None:
+    """Refuse a missing specification, and what two options or keys say in different ways."""
+    if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
-    if not spec.is_file():
+    if spec is not None and not spec.is_file():
         raise ConfigError(f"--spec: no file '{spec}'")
+    option = "--episodes" if spec is None else "--spec"
+    decided = _COUNTS if spec is None else (*_COUNTS, *_IN_SPECS)
+    for key in (each.partition("=")[0] for each in overrides):
+        if (spec, episodes) != (None, None) and key.startswith(decided):
+            raise ConfigError(f"{option} and {key} exclude each other; leave one out")
 
 
 def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) -> AnyTask:

@@ -354,8 +354,14 @@ def test_runs_and_checkpoints_are_not_mistaken(
     contains(fixed, ["model.hidden_sizes = [8] (it was [64, 64])", "Changeable: env, evaluation"])
     unknown = refused(capsys, ["eval", run, "env.train.options.task=door-closed-v3"])
     contains(unknown, ["env.train.options.task = 'door-closed-v3'", "door-close-v3"])
-    both = ["eval", run, "--spec", "no.json", "--episodes", "3"]
-    contains(refused(capsys, both), ["exclude each other"])
+    spec = tmp_path / "spec.json"
+    spec.write_text("{}")
+    for both in (
+        ["--spec", str(spec), "--episodes", "3"],
+        ["--spec", str(spec), "evaluation.success=success_at_end"],
+        ["--episodes", "3", "evaluation.episodes=4"],
+    ):
+        contains(refused(capsys, ["eval", run, *both]), ["exclude each other", both[0]])
     again = ["train", "quickstart", "--dry-run", "--run-dir", run]
     contains(refused(capsys, again), ["holds a run already", "rlinf resume"])
 

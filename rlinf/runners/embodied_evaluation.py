@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import logging
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -347,6 +348,8 @@ class TrainedPolicy:
         self._run = checkpoint.path.parent.parent
         self.run_name = self._run.name
         self.name = f"{self.run_name} step {checkpoint.step}"
+        self._looked_at: frozenset[tuple[str, int, int]] | None = None
+        self._refusal = ""
 
     def build(self, spec: EnvSpec) -> Policy:
         """The policy for envs of this spec, with its weights, on the CPU."""
@@ -379,7 +382,29 @@ class TrainedPolicy:
         Raises:
             CheckpointError: No checkpoint can be used any more.
         """
-        checkpoint = good_checkpoint(self._task, self._source)
+        files = _files_of(self._run / "checkpoints")
+        if files == self._looked_at:  # all of a checkpoint is read, and what is damaged named
+            if self._refusal:
+                raise CheckpointError(self._refusal)
+            return None
+        self._looked_at, self._refusal = files, ""
+        try:
+            checkpoint = good_checkpoint(self._task, self._source)
+        except CheckpointError as error:
+            self._refusal = str(error)
+            raise
         if checkpoint.step == step:
             return None
         return checkpoint.step, acting_weights(checkpoint.tree["workers"])
+
+
+def _files_of(directory: Path) -> frozenset[tuple[str, int, int]]:
+    """Files of the checkpoints with their times and sizes, without what is being written."""
+    found = set()
+    for folder, folders, names in os.walk(directory):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        for path in (os.path.join(folder, name) for name in names):
+            with suppress(OSError):  # it may be removed meanwhile
+                state = os.lstat(path)
+                found.add((path, state.st_mtime_ns, state.st_size))
+    return frozenset(found)

@@ -313,7 +313,7 @@ class PolicyServer:
                 await self._renew()
             except CheckpointError as error:
                 if str(error) != told:
-                    log.warning("%s The weights of step %d stay.", error, self._policy.version)
+                    log.warning("%s; the weights of step %d stay", error, self._policy.version)
                 told = str(error)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
-from rlinf.errors import ConfigError
+from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.embodied_evaluation import TrainedPolicy
 from rlinf.runners.evaluation import evaluate
 from rlinf.serving.client import ActionClient
@@ -135,6 +136,24 @@ def test_a_newer_checkpoint_is_followed_and_the_end_is_clean(run: Path, served: 
     assert re.search(r"stopped: \d+ answered, 0 refused", said)
     assert "p50 / p90 / p99: queue" in said
     assert "Traceback" not in said
+
+
+def test_what_was_looked_at_is_not_read_again(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(run, copy, symlinks=True)
+    trained = TrainedPolicy(task_of_run(copy), copy)
+    damaged = copy / "checkpoints" / "step_00000009"
+    shutil.copytree(copy / "checkpoints" / f"step_{trained.step:08d}", damaged)
+    (damaged / "tree.json").write_text("{")
+    for _ in range(3):
+        assert trained.newer(trained.step) is None
+    assert sum("step_00000009 cannot be used" in each for each in caplog.messages) == 1
+    shutil.rmtree(copy / "checkpoints")
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="has no checkpoint yet"):
+            trained.newer(trained.step)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -174,11 +174,21 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
 
 
 def written_spec(run: Path) -> EnvSpec | None:
-    """What the policy of a run sees and does, as the run wrote it down; None where it did not."""
+    """What the policy of a run sees and does, as the run wrote it down; None where it did not.
+
+    Raises:
+        ConfigError: The file is damaged.
+    """
     file = run / ENV_SPEC_FILE
     if not file.is_file():
         return None
-    return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+    try:
+        return EnvSpec.from_json(json.loads(file.read_text(encoding="utf-8")))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(
+            f"{file} is damaged: {type(error).__name__}: {error}; put back a copy, or delete it: "
+            "the simulator is asked instead"
+        ) from error
 
 
 def refuse_other_training(trained: EnvSpec, played: EnvSpec, *, key: str) -> None:

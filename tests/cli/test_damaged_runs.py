@@ -45,6 +45,17 @@ def test_a_damaged_origin_is_named_with_what_to_do(
     assert main(["resume", str(run)]) == 0
 
 
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"observation_shapes": {}}', b"\xff"])
+def test_damaged_observations_are_named_with_what_to_do(
+    run: Path, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / "env_spec.json").write_bytes(content)
+    assert main(["serve", "policy", str(run), "--port", "0"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "env_spec.json is damaged" in told
+    assert "or delete it" in told
+
+
 @pytest.mark.parametrize("content", [b"", b"null"])
 def test_a_damaged_end_is_written_anew(
     run: Path, content: bytes, capsys: pytest.CaptureFixture[str]

@@ -142,8 +142,9 @@ class Server:
         remote = RemoteConfig(num_action_chunks=model.num_action_chunks, url=self.url, token=token)
         with remote.connect() as client:
             told = client.metadata
-        name = f"{told['policy']} step {told['version']} at {self.url}"
-        return Served(config.model_copy(update={"model": remote}), name, int(told["version"]))
+        name, version = f"{told['policy']} step {told['version']} at {self.url}", told["version"]
+        remote = remote.model_copy(update={"version": version})
+        return Served(config.model_copy(update={"model": remote}), name, int(version))
 
 
 def evaluate(

@@ -14,7 +14,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
 from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
-from rlinf.serving.client import ActionClient
+from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.requests import BATCH
 
 _TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_high", "observations",
@@ -28,6 +28,8 @@ class RemoteConfig(ModelConfig):
     type: Literal["remote"] = "remote"
     url: str
     token: SecretStr | None = None
+    version: int | None = None
+    """Of the weights that are evaluated; None: whichever the server has."""
 
     def connect(self) -> ActionClient:
         """A connection of its own; ConfigError where others than ``rlinf serve policy`` answer."""
@@ -56,7 +58,7 @@ class RemotePolicy(Policy):
     ) -> None:
         super().__init__()
         del value_dim, seed  # it has no values, and its weights are elsewhere
-        self._client = config.connect()
+        self._config, self._client = config, config.connect()
         weakref.finalize(self, self._client.close)
         self.chunk, self.action_dim, self.value_dim = (
             config.num_action_chunks, env_spec.action_dim, 0
@@ -88,7 +90,14 @@ class RemotePolicy(Policy):
         arrays = {name: observations[name].cpu().numpy() for name in self._asked}
         rows = len(next(iter(arrays.values())))
         batch = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]
-        actions = torch.from_numpy(self._client.infer({BATCH: batch})["actions"].copy())
+        answer, wanted = self._client.infer({BATCH: batch}), self._config.version
+        if wanted not in (None, answer["version"]):
+            raise ServerError(
+                f"the server at {self._config.url} went from the weights of step {wanted} to those "
+                f"of step {answer['version']} in the evaluation; evaluate again, or serve the "
+                "checkpoint, or without --follow"
+            )
+        actions = torch.from_numpy(answer["actions"].copy())
         return ActionSample(actions, torch.full_like(actions, torch.nan), {})
 
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:

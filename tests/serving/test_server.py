@@ -70,6 +70,11 @@ def test_what_only_the_critic_saw_is_not_asked_for() -> None:
         ).build(SPEC)  # as `rlinf eval --server` does, whose simulator shows the states as well
         seen = batch | {"states": torch.from_numpy(states)[None]}
         torch.testing.assert_close(remote.sample(seen, None).actions, expected)
+        other = RemoteConfig(
+            num_action_chunks=4, url=f"ws://{server.address}", token=SecretStr(TOKEN), version=6
+        ).build(SPEC)
+        with pytest.raises(ServerError, match="from the weights of step 6 to those of step 7 in"):
+            other.sample(seen, None)
 
 
 def http(running: Running, path: str, data: bytes | None = None, **headers: str) -> Any:

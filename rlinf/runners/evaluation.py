@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -103,10 +104,12 @@ def _without_room() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Served:
-    """A config with a server as its policy, what that is called, and its weight version."""
+    """A config with a server as its policy, what that is called, also in names of files, and its
+    weight version."""
 
     config: PlacedConfig
     name: str
+    stem: str
     version: int
 
 
@@ -144,7 +147,8 @@ class Server:
             told = client.metadata
         name, version = f"{told['policy']} step {told['version']} at {self.url}", told["version"]
         remote = remote.model_copy(update={"version": version})
-        return Served(config.model_copy(update={"model": remote}), name, int(version))
+        stem = re.sub(r"[^\w.-]+", "_", str(told["policy"]))[:80]
+        return Served(config.model_copy(update={"model": remote}), name, stem, int(version))
 
 
 def evaluate(
@@ -229,7 +233,8 @@ def _evaluate_one(
         if served is None:
             prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{'' if served is None else '_served'}"
+        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}"
+        stem += "" if served is None else f"_served_{served.stem}"
         file = run / "evaluations" / f"{stem}.json"
         print(f"{name}: {result}", flush=True)
         try:

@@ -88,7 +88,7 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     words = ["eval", str(run), "--episodes", "6", "--server"]
     assert main([*words, served.url, "--token", TOKEN]) == 0
     assert f"run step 2 at {served.url}: success rate" in capsys.readouterr().out
-    assert outcomes(run, "spec*2.json") == outcomes(run, "spec*_served.json")
+    assert outcomes(run, "spec*2.json") == outcomes(run, "spec*_served_run.json")
     assert main([*words, served.url, "--token", "another"]) == 2
     assert "HTTP 401" in capsys.readouterr().err
     assert main([*words, "nonsense"]) == 2

@@ -22,7 +22,8 @@ def test_there_are_as_many_tasks_as_dm_control_has() -> None:
 @pytest.mark.parametrize("task", TASKS)
 def test_a_task_starts_from_its_seed_alone_and_steps(task: str) -> None:
     require_simulator("dm_control")
-    options = {"task": task, "images": task.endswith("_vision"), "image_size": 32}
+    vision = task.endswith("_vision")
+    options = {"task": task, **({"images": True, "image_size": 32} if vision else {})}
     config = EnvConfig(
         type="dm_control", options=options, max_episode_steps=STEPS, processes=1,
         step_deadline=200.0,

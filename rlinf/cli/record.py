@@ -12,7 +12,7 @@ from rlinf.cli.failure import Debug
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recipe
 from rlinf.cli.screen import say
-from rlinf.cli.train import Overrides
+from rlinf.cli.train import INTERRUPTED, Overrides, stop_on_interrupt
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,13 +72,16 @@ def record(
 
     written = LeRobotFormat(pictures or "video", fps) if form == "lerobot" else None
     look = "data show" if written else "check demonstrations"
-    with lasting("stdout"):
+    with lasting("stdout"), stop_on_interrupt("the episodes that have ended are written") as stop:
         found = play(
             config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
-            noise=noise, form=written,
+            noise=noise, form=written, stop=stop,
         )  # fmt: skip
         say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
             f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip
+        if stop.is_set():
+            say(f"interrupted: {len(found.episodes)} of {episodes} episodes")
+            raise typer.Exit(INTERRUPTED)
 
 
 def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:

@@ -173,15 +173,19 @@ def print_batches(config: PlacedConfig) -> None:
 
 
 @contextlib.contextmanager
-def stop_on_interrupt() -> Iterator[threading.Event]:
+def stop_on_interrupt(
+    what: str = "the step or evaluation under way ends, then a checkpoint is committed",
+) -> Iterator[threading.Event]:
     """Yield a flag that the first Ctrl-C (or SIGTERM) sets; a second one ends the process.
 
-    The runner looks at the flag between two steps, commits a checkpoint and returns. The second
-    signal kills the child processes, removes their shared memory and exits with 130 without
-    waiting for anything. A terminal that hangs up sets the flag too, unless the command was started
-    to outlive it (``nohup``); it may do so several times, and ends nothing at once.
+    The user is told ``what`` is done meanwhile. The runner looks at the flag between two steps,
+    commits a checkpoint and returns. The second signal kills the child processes, removes their
+    shared memory and exits with 130 without waiting for anything. A terminal that hangs up sets the
+    flag too, unless the command was started to outlive it (``nohup``); it may do so several times,
+    and ends nothing at once.
     """
     stop = threading.Event()
+    told = f"\nStopping: {what}. A further Ctrl-C or SIGTERM ends the command at once.\n"
 
     def handle(number: int, frame: FrameType | None) -> None:
         if stop.is_set():
@@ -194,8 +198,7 @@ def stop_on_interrupt() -> Iterator[threading.Event]:
             # A handler may interrupt a buffered write, so it writes past the buffers.
             os.write(
                 sys.__stderr__.fileno() if sys.__stderr__ else 2,
-                b"\nStopping: the step or evaluation under way ends, then a checkpoint is "
-                b"committed. A further Ctrl-C or SIGTERM ends the run at once.\n",
+                told.encode(),
             )
 
     before = {number: signal.signal(number, handle) for number in end_signals()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
@@ -92,6 +93,7 @@ def record_episodes(
     num_envs: int,
     seed: int = 0,
     noise: float = 0.0,
+    stop: threading.Event | None = None,
 ) -> tuple[EnvSpec, list[Demonstration]]:
     """Play episodes and keep every primitive step; a faulty episode is left out.
 
@@ -104,6 +106,7 @@ def record_episodes(
         noise: Standard deviation of normal noise on the executed actions. What is recorded is the
             action without it, so that one learns to come back from where it led (DART: Laskey et
             al. 2017).
+        stop: Once it is set, episodes that have not ended are left out.
 
     Returns:
         What the env shows and takes, and the episodes in the order of the list.
@@ -121,7 +124,7 @@ def record_episodes(
                      (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
         observations = env.reset()
         waiting: list[np.ndarray] = []
-        while not env.exhausted():
+        while not env.exhausted() and not (stop is not None and stop.is_set()):
             if not waiting:
                 chunk = act(observations)
                 waiting = [chunk[:, step] for step in range(chunk.shape[1])]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ def record(
     seed: int = 0,
     noise: float = 0.0,
     form: LeRobotFormat | None = None,
+    stop: threading.Event | None = None,
 ) -> Demonstrations:
     """Play episodes and write them to a directory.
 
@@ -83,10 +85,11 @@ def record(
         seed: Of the episodes and of the noise.
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
         form: That the set is written in; None: the format of this project.
+        stop: Once it is set, the episodes that have ended are written.
 
     Raises:
         ConfigError: The simulator has no expert, or there are several simulators.
-        RunFailure: Every episode was faulty.
+        RunFailure: Every episode was faulty, or none had ended.
     """
     env, *others = config.evaluated.values()
     if others:
@@ -110,14 +113,19 @@ def record(
         num_envs=num_envs,
         seed=seed,
         noise=noise,
+        stop=stop,
     )
+    interrupted = stop is not None and stop.is_set()
+    if not found and interrupted:
+        raise RunFailure(f"no episode of {episodes} had ended: nothing is written")
     if not found:
         raise RunFailure(
             f"none of {episodes} episodes was recorded: the simulator failed in all, as said above"
         )
     played = {"type": env.type, "options": dict(env.options), "horizon": env.max_episode_steps}
+    left_out = {"interrupted": True} if interrupted else {"faulty": episodes - len(found)}
     source = {"env": played, "spec": spec.to_json(), "actor": name, "seed": seed, "noise": noise,
-              "faulty": episodes - len(found)}  # fmt: skip
+              **left_out}  # fmt: skip
     whole = Demonstrations.of(found, source)
     (Demonstrations.save if form is None else form.write)(whole, out)
     return whole

@@ -1,7 +1,10 @@
 """``rlinf record`` and ``rlinf check demonstrations``."""
 
 import errno
+import itertools
+import os
 import re
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,6 +16,7 @@ from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.envs.base import instruction_bytes
 from rlinf.errors import ConfigError
+from rlinf.runners import record
 from rlinf.runners.record import LeRobotFormat, recorded_seeds
 
 SHORT = ["env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20"]
@@ -37,6 +41,43 @@ def test_an_expert_is_recorded_and_its_set_checked(tmp_path, capsys):
     words[words.index("--out") + 1] = str(again)
     assert main([*words, "--noise", "0.1"]) == 0  # in ten envs instead of two
     np.testing.assert_array_equal(Demonstrations.load(again).actions[:1], found.actions[:1])
+
+
+@pytest.mark.parametrize("ended", [0, 3])
+def test_what_has_ended_is_written_where_a_recording_is_interrupted(
+    tmp_path, monkeypatch, capsys, ended
+):
+    expert_of = record.expert_of
+
+    def interrupted(env):
+        def acting(spec):
+            act, asked = expert_of(env)(spec), itertools.count(1)
+
+            def acts(observations):
+                if next(asked) == 20 * ended + 10:
+                    os.kill(os.getpid(), signal.SIGINT)
+                return act(observations)
+
+            return acts
+
+        return acting
+
+    monkeypatch.setattr(record, "expert_of", interrupted)
+    out = tmp_path / "set"
+    words = ["record", "quickstart", *SHORT, "--out", str(out), "--episodes", "6"]
+    code = main([*words, "--num-envs", "1"])
+    told = capsys.readouterr()
+    if ended:
+        assert code == 130
+        assert "interrupted: 3 of 6 episodes" in told.out
+        found = Demonstrations.load(out)
+        assert len(found.episodes) == ended
+        assert len(found.actions) == 20 * ended
+        assert found.source["interrupted"]
+    else:
+        assert code == 1
+        assert "no episode of 6 had ended: nothing is written" in told.err
+        assert not out.exists()
 
 
 def test_a_recipe_is_meant_where_runs_of_its_name_lie(tmp_path, monkeypatch, capsys):

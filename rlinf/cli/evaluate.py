@@ -42,7 +42,9 @@ def evaluate(
     ] = False,
     episodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Held-out episodes or prompts; default: the run's."),
+        typer.Option(
+            min=1, max=1_000_000, help="Held-out episodes or prompts; default: the run's."
+        ),
     ] = None,
     spec: Annotated[
         Path | None, typer.Option(help="Evaluation spec with an exact list of episodes or prompts.")

@@ -74,7 +74,8 @@ def policy(
     key: Renamed = None,
     batch: Annotated[int, typer.Option(min=1, help="Observations of a batch, at most.")] = 8,
     wait_ms: Annotated[
-        float, typer.Option(min=0, help="How long a batch waits for other clients, at most.")
+        float,
+        typer.Option(min=0, max=60_000, help="How long a batch waits for other clients, at most."),
     ] = 2.0,
     block_size: BlockSize = None,
     follow: Annotated[

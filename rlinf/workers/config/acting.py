@@ -46,6 +46,10 @@ class ActingRunnerConfig(RunnerConfig):
     """Environment steps of the run, over all environments; rounded up to whole rollouts."""
 
 
+MOST_EPISODES = 1_000_000
+"""Of one evaluation; each is listed in its specification."""
+
+
 class EvaluationConfig(StrictModel):
     """Evaluation on fixed episodes that training never sees."""
 
@@ -54,9 +58,9 @@ class EvaluationConfig(StrictModel):
     """Training steps between two evaluations; 0: at the end of the run only."""
     start: int = Field(default=0, ge=0)
     """Training steps before the first evaluation during training."""
-    periodic_episodes: int = Field(default=20, ge=1)
+    periodic_episodes: int = Field(default=20, ge=1, le=MOST_EPISODES)
     """Episodes of an evaluation during training."""
-    episodes: int = Field(default=100, ge=1)
+    episodes: int = Field(default=100, ge=1, le=MOST_EPISODES)
     """Episodes of the evaluation at the end, disjoint from those during training."""
     num_envs: int = Field(default=10, ge=1)
     """Evaluation environments, over all env workers."""

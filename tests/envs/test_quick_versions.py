@@ -58,7 +58,6 @@ play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=se
 """,
     "panda_gym": """
 import gymnasium, panda_gym
-from tests.packages import require_simulator
 env = gymnasium.make(task, renderer="Tiny", disable_env_checker=True, max_episode_steps=-1)
 def flat(seen): return np.concatenate([seen[key] for key in env.observation_space.spaces])
 def step(action):

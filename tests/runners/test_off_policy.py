@@ -154,6 +154,10 @@ def test_a_run_is_evaluated_in_another_environment(
         (["replay.start_steps=1024"], ["replay.start_steps", "nearest: 896"]),
         (["replay.capcity=9"], ["replay.capcity", "did you mean `capacity`?"]),
         (["algorithm.update_to_data=0"], ["algorithm.update_to_data", "must be > 0"]),
+        (
+            ["algorithm.update_to_data=0.0009"],
+            ["algorithm.update_to_data", "no update for the 768 transitions", "nearest: 0.0014"],
+        ),
         (["actor.update_epoch=2"], ["actor.update_epoch", "nearest: 1", "update_to_data"]),
         (["actor.micro_batch_size=10"], ["actor.micro_batch_size", "nearest: 8, 16"]),
         (["algorithm.tau=2"], ["algorithm.tau", "must be <= 1", "nearest: 1"]),

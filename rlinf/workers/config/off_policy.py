@@ -6,6 +6,7 @@ batch* (one optimizer step of each loss) → *micro batch* (one forward and back
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Literal, Self
 
@@ -136,6 +137,7 @@ class OffPolicyConfig(ActingConfig):
                 f"leaves nothing of {total} environment steps for training",
                 hint=f"nearest: {total - self.env_steps_per_rollout}",
             )
+        yield from self._learning_problems()
         if not self.algorithm.needs_replay:
             yield illegal(
                 "algorithm.type",
@@ -162,3 +164,18 @@ class OffPolicyConfig(ActingConfig):
                 hint="nearest: replay on one device",
             )
         yield from rank_problems(self.actor, self.world_size("actor"), "transitions")
+
+    def _learning_problems(self) -> Iterator[PydanticCustomError]:
+        """What stands against how much is learnt."""
+        algorithm, steps = self.algorithm, self.training_steps
+        if not isinstance(algorithm, SoftActorCriticConfig):
+            return  # said elsewhere
+        begun = next((step for step in range(steps) if not self.acts_at_random(step)), None)
+        if begun is not None and self._due(steps) == self._due(begun):
+            learnt = (steps - begun) * self.samples
+            scale = 10 ** (len(str(learnt)) + 1)  # two digits or three, rounded up
+            yield illegal(
+                "algorithm.update_to_data",
+                f"gives no update for the {learnt} transitions after the random ones",
+                hint=f"nearest: {math.ceil(scale / learnt) / scale}",
+            )

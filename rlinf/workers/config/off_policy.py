@@ -166,7 +166,7 @@ class OffPolicyConfig(ActingConfig):
         yield from rank_problems(self.actor, self.world_size("actor"), "transitions")
 
     def _learning_problems(self) -> Iterator[PydanticCustomError]:
-        """What stands against how much is learnt."""
+        """What stands against how much is learnt, and by which optimizers."""
         algorithm, steps = self.algorithm, self.training_steps
         if not isinstance(algorithm, SoftActorCriticConfig):
             return  # said elsewhere
@@ -178,4 +178,10 @@ class OffPolicyConfig(ActingConfig):
                 "algorithm.update_to_data",
                 f"gives no update for the {learnt} transitions after the random ones",
                 hint=f"nearest: {math.ceil(scale / learnt) / scale}",
+            )
+        if not algorithm.learn_temperature and self.actor.temperature_optim is not None:
+            yield illegal(
+                "actor.temperature_optim",
+                "has no effect without algorithm.learn_temperature: true",
+                hint="write algorithm.learn_temperature: true, or leave it at null",
             )

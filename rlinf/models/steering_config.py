@@ -120,6 +120,12 @@ class SteeredConfig(SquashedConfig, PictureEncoderConfig, NormalizingPolicyConfi
                 "would add noise that is not chosen",
                 hint="nearest: ode",
             )
+        if not self.image_keys and not self.use_states:
+            raise illegal(
+                "image_keys",
+                "are none and use_states is false, so that noise would be chosen by nothing",
+                hint="nearest: [main_images], or use_states: true",
+            )
         own = f"type: {self.base.type}"
         refuse_unused(self.base, self.base.of_values, without=own, at="base.")
         return self

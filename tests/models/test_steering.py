@@ -230,6 +230,7 @@ def test_training_does_not_depend_on_micro_batches_and_goes_on_from_its_state() 
     ({"base": BASE | {"method": "flow_sde"}}, "noise that is not chosen; nearest: ode"),
     ({"num_action_chunks": 2}, "is not that of base.*nearest: 4"),
     ({"strides": (2,)}, "1 numbers for 2 convolutions"),
+    ({"image_keys": (), "use_states": False}, "chosen by nothing; nearest"),
 ])  # fmt: skip
 def test_sections_that_do_not_fit_are_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
@@ -241,8 +242,11 @@ def test_environments_that_do_not_fit_are_refused() -> None:
         section().build(SPEC, value_dim=1)
     with pytest.raises(ConfigError, match="is to be pictures"):
         section(image_keys=("extra_view_images",)).build(SPEC, value_dim=0)
+    shown = {"main_images": SPEC.observation_shapes["main_images"]}
+    types = {"main_images": "uint8"}
+    stateless = replace(SPEC, observation_shapes=shown, observation_dtypes=types)
     with pytest.raises(ConfigError, match="neither pictures nor states"):
-        section(image_keys=(), use_states=False).build(SPEC, value_dim=0)
+        section(image_keys=()).build(stateless, value_dim=0)
     several = replace(
         SPEC,
         observation_shapes=SPEC.observation_shapes | {"action_mask": (SPEC.action_dim,)},

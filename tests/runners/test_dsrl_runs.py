@@ -113,6 +113,7 @@ def test_placements_are_equal_and_it_is_evaluated(
     (["model.base.method=flow_sde"], "nearest: ode"),
     (["model.base.cameras=[wrist_images]"], "model.cameras"),
     (["actor.lora.rank=2"], "what steers it is small"),
+    (["model.image_keys=[]", "model.use_states=false"], "noise would be chosen by nothing"),
     (["algorithm.type=sac", "model={type: pi05, preset: tiny, num_action_chunks: 4}"],
      "nearest: steered"),
     (["model={type: squashed_mlp, num_action_chunks: 4}"],

@@ -94,6 +94,11 @@ class AlgorithmConfig(StrictModel):
         return False
 
     @property
+    def needs_whole_episodes(self) -> bool:
+        """Whether an episode that no rollout holds whole is not trained on."""
+        return self.needs_groups
+
+    @property
     def compares_log_probs(self) -> bool:
         """Whether its loss is made of log-probs, so that a KL divergence can be told."""
         return True

@@ -115,10 +115,10 @@ class EmbodiedConfig(ActingConfig):
             )
         horizons = [section.max_episode_steps for section in self.env.sections.values()]
         whole = math.lcm(*horizons)
-        if self.algorithm.needs_groups and self.rollout.steps % whole:
+        if self.algorithm.needs_whole_episodes and self.rollout.steps % whole:
             yield illegal(
                 "rollout.steps",
-                f"{name} compares whole episodes of up to {max(horizons)} steps, which a rollout "
+                f"{name} judges whole episodes of up to {max(horizons)} steps, which a rollout "
                 "of this length would cut",
                 hint=f"nearest: {join_choices(nearest_multiples(whole, self.rollout.steps))}",
             )

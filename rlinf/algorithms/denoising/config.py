@@ -67,6 +67,11 @@ class NFTConfig(RewardFilterConfig):
         return self.advantage == "group"
 
     @property
+    def needs_whole_episodes(self) -> bool:
+        """How good an episode was is known at its end, whatever it is compared with."""
+        return True
+
+    @property
     def compares_log_probs(self) -> bool:
         """It needs none."""
         return False

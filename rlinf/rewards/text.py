@@ -12,6 +12,8 @@ from rlinf.config.component import illegal
 from rlinf.rewards.protocol import AnswerConfig, RewardFunctionConfig, RewardInput
 
 _BOXED = re.compile(r"\\f?boxed\s*\{")
+_BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+"""Braces, and what a backslash stands before, as that is no brace that groups."""
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _MARKS = re.compile(
     r"(?<=\d),(?=\d{3}(?!\d))"  # of thousands
@@ -27,19 +29,18 @@ def last_boxed(text: str) -> str | None:
 
     Braces inside are matched; a box that the end of the text cuts off does not count.
     """
-    for start in reversed([match.end() for match in _BOXED.finditer(text)]):
-        depth = 1
-        position = start
-        while position < len(text) and depth:
-            character = text[position]
-            if character == "\\":
-                position += 1  # the next character is not a brace that groups
-            elif character in "{}":
-                depth += 1 if character == "{" else -1
-            position += 1
-        if depth == 0:
-            return text[start : position - 1]
-    return None
+    starts = {match.end() for match in _BOXED.finditer(text)}
+    # In one pass, as a model may write thousands of boxes that it never closes.
+    opened: list[int] = []
+    last: tuple[int, int] | None = None
+    for mark in _BRACES.finditer(text, min(starts) - 1) if starts else ():
+        if mark.group() == "{":
+            opened.append(mark.end())
+        elif mark.group() == "}" and opened:
+            start = opened.pop()
+            if start in starts and (last is None or start > last[0]):
+                last = start, mark.start()
+    return None if last is None else text[slice(*last)]
 
 
 def last_answer(text: str) -> str | None:

@@ -256,12 +256,22 @@ def test_format(settings, completion, right):
         (r"\boxed{\{1\}}", r"\{1\}"),
         (r"\boxed{1} \boxed{2", "1"),
         (r"\boxed{a\boxed{b}}", "b"),
+        (r"\boxed{a\boxed{b} c", "b"),
+        (r"} \boxed{1} }", "1"),
+        (r"\boxed{1\}", None),
         ("boxed{1}", None),
         ("", None),
     ],
 )
 def test_last_boxed(text, found):
     assert last_boxed(text) == found
+
+
+def test_boxes_that_are_never_closed_take_no_time():
+    # Nothing limits the time of `form: boxed`, and a model must not escape by it.
+    begun = time.process_time()
+    assert last_boxed(r"\boxed{" * 30_000) is None
+    assert time.process_time() - begun < 5
 
 
 @given(st.text(alphabet="{}\\boxed1<answer>/ \n`", max_size=60))

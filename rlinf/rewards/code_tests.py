@@ -13,7 +13,7 @@ import json
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -28,6 +28,8 @@ from rlinf.rewards.sandbox.running import Limits, supervise
 from rlinf.rewards.text import code_block
 
 _START = "import sys; sys.path.insert(0, '.'); from rlinf.rewards.grading.{0} import main; main()"
+_VERDICT_BYTES = 4096
+"""More than the verdict on a test may be, with the reason for it."""
 
 
 class CodeConfig(AnswerConfig):
@@ -196,7 +198,10 @@ class CodeReward:
         requests_in, requests_out = os.pipe()
         replies_in, replies_out = os.pipe()
         ends = [requests_in, replies_out, replies_in, requests_out]
-        start = self._sandbox.start
+        start, limits = self._sandbox.start, self._sandbox.limits
+        # Verdicts are nothing that the program prints: with its limit, many tests, or long reasons
+        # of the program's own making, would cut them off.
+        output = max(limits.output_bytes, _VERDICT_BYTES * len(tests.asserts))
         try:
             solution = start(
                 ["-c", _START.format("solution")],
@@ -207,6 +212,7 @@ class CodeReward:
                 ["-c", _START.format("unit_tests")],
                 files={**self._modules, "tests.json": json.dumps(described)},
                 descriptors=(replies_in, requests_out),
+                limits=replace(limits, output_bytes=output),
             )
             with solution as running, grader as testing:
                 while ends:

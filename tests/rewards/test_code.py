@@ -145,6 +145,15 @@ def test_what_asserts_may_do(fraction):
     assert fraction(sample(RICH, {"asserts": ASSERTS})) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("body", "value"), [("return a + b", 1.0), ("raise ValueError('\u00fc' * 1000)", 0.0)]
+)
+def test_verdicts_are_not_counted_as_output_of_the_program(body, value):
+    reward = CodeConfig(value="fraction", output_kib=1, wall_seconds=5.0).build()
+    program = f"def add(a, b):\n    {body}"
+    assert reward(sample(program, {"asserts": ["assert add(1, 2) == 3"] * 100})) == value
+
+
 def test_setup_and_entry_point(reward):
     answer = {
         "setup": "def check(candidate):\n    assert candidate(1, 2) == 3",

@@ -82,12 +82,14 @@ class Sandbox:
         stdin: bytes = b"",
         files: Mapping[str, str],
         descriptors: Sequence[int] = (),
+        limits: Limits | None = None,
     ) -> Iterator[SandboxProcess]:
         """Start the interpreter; on leaving the context nothing of it is left.
 
         The scratch directory holds the files; open descriptors are given from number 3 on.
+        ``limits`` take the place of those of the sandbox.
         """
-        limits = self.limits
+        limits = limits or self.limits
         spec = {
             "command": [self._interpreter.executable, "-I", "-B", *arguments],
             "environment": {

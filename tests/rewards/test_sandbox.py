@@ -7,8 +7,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import venv
 from pathlib import Path
 
 import psutil
@@ -314,6 +316,17 @@ def test_an_unknown_machine_is_refused():
     assert len(build_filter("aarch64")) % 8 == 0
 
 
+def test_an_interpreter_of_its_own_may_lie_under_tmp():
+    # TMPDIR may name another directory.
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        prefix = f"{folder}/own"
+        venv.create(prefix, symlinks=True)
+        own = Sandbox(LIMITS, python=f"{prefix}/bin/python")
+        own.check()
+        result = own.run("import sys, tempfile; print(sys.prefix, tempfile.gettempdir())")
+    assert result.output.decode().split() == [prefix, "/box"]
+
+
 def test_an_interpreter_that_shows_too_much_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     interpreter = tmp_path / "python"
@@ -323,6 +336,11 @@ def test_an_interpreter_that_shows_too_much_is_refused(tmp_path, monkeypatch):
         find_interpreter(str(interpreter))
     with pytest.raises(ConfigError, match="cannot run"):
         find_interpreter(str(tmp_path / "none"))
+
+
+def test_a_program_that_is_no_interpreter_is_refused():
+    with pytest.raises(ConfigError, match="/bin/true is no interpreter of Python"):
+        find_interpreter("/bin/true")
 
 
 @pytest.mark.slow

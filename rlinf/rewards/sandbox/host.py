@@ -176,7 +176,10 @@ def _ask(executable: str) -> list[str]:
         )
     except (OSError, subprocess.SubprocessError) as error:
         raise ConfigError(f"cannot run the interpreter {executable}: {error}") from error
-    found: list[str] = json.loads(answer.stdout)
+    try:
+        found: list[str] = json.loads(answer.stdout)
+    except ValueError as error:
+        raise ConfigError(f"{executable} is no interpreter of Python") from error
     return found
 
 

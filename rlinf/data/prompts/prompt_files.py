@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -290,7 +291,18 @@ def raw_prompt(
 def columns_of(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]:
     """What a record holds under keys; UnusableRecordError where it lacks one. null is a value."""
     nothing = {key for key in keys if key in record and record[key] is None}
-    return {key: None if key in nothing else _value(record, key) for key in keys}
+    return {
+        key: None if key in nothing else _told_as_json(_value(record, key), key) for key in keys
+    }
+
+
+def _told_as_json(value: Any, key: str) -> Any:
+    """A value that reward functions can be given; Parquet has others, such as dates and bytes."""
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UnusableRecordError(f"`{key}` is nothing that JSON can say: {error}") from error
+    return value
 
 
 def _value(record: Mapping[str, Any], key: str) -> Any:
@@ -366,7 +378,12 @@ def _answer(value: Any, key: str) -> Any:
         raise UnusableRecordError(f"`{key}` is empty")
     if isinstance(value, list) and any(item is None or item == "" for item in value):
         raise UnusableRecordError(f"`{key}` holds an empty answer")
-    return value
+    # In Parquet what is missing among numbers may be a NaN.
+    if isinstance(value, list) and any(
+        isinstance(item, float) and math.isnan(item) for item in value
+    ):
+        raise UnusableRecordError(f"`{key}` holds NaN")
+    return _told_as_json(value, key)
 
 
 def _level(value: Any, key: str) -> int:

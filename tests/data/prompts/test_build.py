@@ -2,7 +2,9 @@
 
 import builtins
 import json
+import math
 import re
+from datetime import date
 
 import numpy as np
 import pytest
@@ -74,6 +76,27 @@ def test_parquet_with_messages_and_levels(tokenizer, tmp_path):
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(ConfigError, match=r"a\.parquet is broken after record 0"):
         build(tokenizer, [path])
+
+
+@pytest.mark.parametrize(
+    ("answers", "days", "reason"),
+    [
+        ([2.0, math.nan], [1, 1], "`solutions` holds NaN"),
+        ([[2.0], [math.nan, 3.0]], [1, 1], "`solutions` holds NaN"),
+        (["2", "3"], [None, date(2020, 1, 1)], "`day` is nothing that JSON can say: .*date"),
+    ],
+)
+def test_what_parquet_holds_and_json_does_not_is_a_broken_record(
+    tokenizer, tmp_path, answers, days, reason
+):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table({"prompt": ["1+1=", "2+1="], "solutions": answers, "day": days})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    keys = {"columns": ["day"], "broken_records": "refuse"}
+    with pytest.raises(ConfigError, match=f"(?s)1 of 2 records are broken.*record 2: {reason}"):
+        build(tokenizer, [tmp_path / "a.parquet"], files=keys)
 
 
 def test_an_answer_inside_another_column_is_found_by_both_names(tokenizer, tmp_path):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import string
+from decimal import Decimal
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
@@ -64,10 +66,17 @@ def code_block(text: str) -> str | None:
 def references(answer: object) -> list[str]:
     """The references of an answer: a text, a number, or a list of such; ValueError for all else."""
     items = answer if isinstance(answer, list | tuple) else [answer]
-    found = [str(item) for item in items if isinstance(item, str | int | float) and item != ""]
+    found = [_written(item) for item in items if isinstance(item, str | int | float) and item != ""]
     if not found or len(found) != len(items):
         raise ValueError(f"the answer is no text, number or list of such: {str(answer)[:100]!r}")
     return found
+
+
+def _written(item: str | int | float) -> str:
+    """A reference as text; a number with all its digits, as nobody answers with 1e-05."""
+    if isinstance(item, float) and math.isfinite(item):
+        return repr(item) if "e" not in repr(item) else f"{Decimal(repr(item)):f}"
+    return str(item)
 
 
 def normalize(

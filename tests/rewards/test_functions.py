@@ -304,3 +304,4 @@ def test_code_block(text, found):
 
 def test_references_become_text():
     assert references([1, 2.5, "x"]) == ["1", "2.5", "x"]
+    assert references([1e-05, -2.5e-07, 1e16]) == ["0.00001", "-0.00000025", "10000000000000000"]

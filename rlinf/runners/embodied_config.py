@@ -12,6 +12,7 @@ from typing import Literal
 
 from pydantic_core import PydanticCustomError
 
+from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.config.component import illegal
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.trainers.config import ActorConfig
@@ -89,8 +90,15 @@ class EmbodiedConfig(ActingConfig):
             )
         yield from self.algorithm.model_problems(self.model)
         if self.demonstrations is not None:
-            objective, key = self.demonstrations.objective, "demonstrations.objective"
-            yield from objective_problems(self.model, objective, key=key)
+            if not isinstance(self.algorithm, PolicyConfig):
+                yield illegal(
+                    "demonstrations",
+                    f"would be imitated beside a loss of probabilities, and {name} has none",
+                    hint="leave the section out, or write algorithm.type: ppo",
+                )
+            else:
+                objective, key = self.demonstrations.objective, "demonstrations.objective"
+                yield from objective_problems(self.model, objective, key=key)
         for key in ("target_kl", "first_update_kl_bound", "first_update_ratio_bound"):
             if not self.algorithm.compares_log_probs and getattr(self.actor, key) is not None:
                 yield illegal(

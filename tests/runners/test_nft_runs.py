@@ -84,6 +84,7 @@ def test_placements_are_equal(run: Path, tmp_path: Path) -> None:
     (["model={type: mlp, num_action_chunks: 4}"], "nearest: pi05, or algorithm.type: grpo"),
     (["actor.target_kl=0.1"], "computes no log-probs"),
     (["env.train.group_size=1"], "at least 2"),
+    (["demonstrations={path: demonstrations}"], "a loss of probabilities, and nft has none"),
     (["algorithm.advantage=raw", "env.train.group_size=1", "env.train.max_episode_steps=32"],
      "nearest: 32"),
     (["model.method=flow_noise"], "deviation of flow_noise"),

@@ -16,6 +16,7 @@ from pydantic_core import PydanticCustomError
 from rlinf.algorithms.config import SoftActorCriticConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.effects import unused
 from rlinf.trainers.config import OptimizerConfig, RowTrainerConfig
 from rlinf.workers.config.acting import ActingConfig, rank_problems
 
@@ -179,6 +180,9 @@ class OffPolicyConfig(ActingConfig):
                 f"gives no update for the {learnt} transitions after the random ones",
                 hint=f"nearest: {math.ceil(scale / learnt) / scale}",
             )
+        for name, optim in self.optimizers.items():
+            at, without = f"actor.{name}_optim.", "algorithm.type: ppo"
+            yield from unused(optim, ["value_lr"], without=without, at=at)
         if not algorithm.learn_temperature and self.actor.temperature_optim is not None:
             yield illegal(
                 "actor.temperature_optim",

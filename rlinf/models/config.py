@@ -41,6 +41,9 @@ class ModelConfig(StrictModel):
     """What ``config.json`` of a published directory calls the model."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
+    repeats_layers: ClassVar[bool] = True
+    """Whether it is trained through layers that follow each other, of which each may keep its
+    inputs alone for the backward pass."""
     reads_earlier: ClassVar[bool] = False
     """Whether it reads observations of several successive steps."""
     denoises: ClassVar[bool] = False
@@ -138,6 +141,8 @@ class ModelConfig(StrictModel):
 
 class TrunkPolicyConfig(ModelConfig):
     """What policies with a trunk for the actor and one for the critic have."""
+
+    repeats_layers = False
 
     hidden_sizes: tuple[Width, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers of the actor trunk and of the critic trunk."""

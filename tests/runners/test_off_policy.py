@@ -166,6 +166,10 @@ def test_a_run_is_evaluated_in_another_environment(
             ["actor.critic_optim.value_lr=0.1"],
             ["actor.critic_optim.value_lr", "has no effect without algorithm.type: ppo"],
         ),
+        (
+            ["actor.gradient_checkpointing=true"],
+            ["actor.gradient_checkpointing", "no effect on policies of type squashed_mlp"],
+        ),
         (["actor.update_epoch=2"], ["actor.update_epoch", "nearest: 1", "update_to_data"]),
         (["actor.micro_batch_size=10"], ["actor.micro_batch_size", "nearest: 8, 16"]),
         (["algorithm.tau=2"], ["algorithm.tau", "must be <= 1", "nearest: 1"]),

@@ -229,6 +229,13 @@ class EvaluatedConfig(PlacedConfig):
                 f"is {param}, but policies of type {self.model.type} act and train in float32",
                 hint="nearest: float32",
             )
+        if self.actor.gradient_checkpointing and not self.model.repeats_layers:
+            yield illegal(
+                "actor.gradient_checkpointing",
+                f"has no effect on policies of type {self.model.type}, of whose layers none is "
+                "computed again",
+                hint="nearest: false",
+            )
         for key, section in self.env.sections.items():
             if section.observation_steps > 1 and not self.model.reads_earlier:
                 yield illegal(

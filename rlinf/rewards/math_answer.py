@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
 from types import FrameType
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -29,6 +29,7 @@ _MARKED = re.compile(r"(?<!\\)\$|\\boxed|\\\[|\\\(")
 class MathConfig(AnswerConfig):
     """Is the final answer mathematically equal to one of the references?"""
 
+    only_with: ClassVar = {"tail": "require_boxed: false"}
     type: Literal["math"] = "math"
     """Which reward this section configures."""
     min_value: float = -1.0

@@ -33,6 +33,7 @@ def test_every_reward_is_usable():
         ({"type": "math", "max_value": -2.0}, "nearest: 0.0"),
         ({"type": "math", "weight": float("nan")}, "finite"),
         ({"type": "math", "digit": 3}, "digit"),
+        ({"type": "math", "require_boxed": True, "tail": 9}, "no effect without require_boxed: f"),
         ({"type": "exact_match", "pattern": "x"}, "no effect without extract: pattern"),
         ({"type": "exact_match", "extract": "pattern"}, "needs one"),
         ({"type": "exact_match", "extract": "pattern", "pattern": "("}, "no regular expression"),

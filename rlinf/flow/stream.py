@@ -23,8 +23,9 @@ from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.worker_group import WorkerGroup
 
 _ANSWER_SECONDS = 0.0005
-"""In which a channel of this process gives an item that it has. Who asks for one and does not wait
-so long sees one item at a time, however many there are."""
+"""In which a channel of another process gives an item that it has. Who asks for one and does not
+wait so long sees one item at a time, however many there are. One of this process gives it at once,
+and to wait for one that it has not would cost as much at every exchange."""
 
 
 class NextItem:
@@ -42,7 +43,8 @@ class NextItem:
         """Whether :meth:`take` will not block, after so many seconds at most."""
         if self._asked is None:
             self._asked = self._channel.get(**self._queue, async_op=True)
-            within = max(within, _ANSWER_SECONDS)
+            if not self._channel.is_here(**self._queue):
+                within = max(within, _ANSWER_SECONDS)
         return bool(self._asked.done_within(within))
 
     def take(self) -> Any:

@@ -30,8 +30,11 @@ class Answer:
 class AnsweringChannel:
     """Has what is in its list; remembers how long was waited."""
 
-    def __init__(self, items: list[Any]) -> None:
-        self.items, self.waits = items, list[float]()
+    def __init__(self, items: list[Any], *, here: bool = False) -> None:
+        self.items, self.waits, self._here = items, list[float](), here
+
+    def is_here(self, key: int = 0) -> bool:
+        return self._here
 
     def get(self, key: int = 0, *, async_op: bool) -> Answer:
         assert async_op
@@ -64,6 +67,13 @@ def test_an_item_that_comes_is_waited_for() -> None:
     # The answer was given time once; whoever looks again does not wait unless told to.
     assert channel.waits == [0.1, 0.0, 30.0]
     assert following.take() == "late"
+
+
+def test_no_item_of_a_channel_of_this_process_is_waited_for() -> None:
+    """It gives what it has at once: to wait would hold up every exchange."""
+    channel: Any = AnsweringChannel([], here=True)
+    assert NextItem(channel).take_all() == []
+    assert channel.waits == [0.0]
 
 
 def test_what_was_asked_for_is_not_lost() -> None:

@@ -47,6 +47,17 @@ def test_a_reader_looks_ahead(channel, queue):
     assert following.take() == "second"
 
 
+def test_a_channel_of_this_process_gives_what_it_has_at_once(channel):
+    queue = channel()
+    assert queue.is_here()
+    for item in range(3):
+        queue.post(item)
+    asked = [queue.get(async_op=True) for _ in range(4)]
+    assert [each.done() for each in asked] == [True, True, True, False]
+    queue.post(3)
+    assert [each.wait() for each in asked] == [0, 1, 2, 3]
+
+
 def test_unknown_key(channel):
     queue = channel(maxsize=1)
     assert (queue.qsize("none"), queue.empty("none"), queue.full("none")) == (0, True, False)

@@ -236,6 +236,11 @@ class Channel:
         size, maxsize = self._ask("size", key).value
         return bool(0 < maxsize <= size)
 
+    def is_here(self, key: Hashable = DEFAULT_KEY) -> bool:
+        """Whether a key lives in this process, so that what it has is given without a wait."""
+        endpoint, host = self._reach(key)
+        return host == endpoint.address
+
     def close(self, reason: str | None = None) -> None:
         """End the channel: whoever waits on it, or uses it later, gets an error with the reason."""
         endpoint = self._endpoint or require_process().endpoint

@@ -42,9 +42,7 @@ def evaluate(
     ] = False,
     episodes: Annotated[
         int | None,
-        typer.Option(
-            min=1, max=1_000_000, help="Held-out episodes or prompts; default: the run's."
-        ),
+        typer.Option(min=1, help="Held-out episodes or prompts; default: the run's."),
     ] = None,
     spec: Annotated[
         Path | None, typer.Option(help="Evaluation spec with an exact list of episodes or prompts.")
@@ -105,7 +103,12 @@ def _runs(source: str, compare: str | None, *, dry_run: bool) -> tuple[Path, Pat
 
 
 def _check_items(episodes: int | None, spec: Path | None, overrides: list[str]) -> None:
-    """Refuse a missing specification, and what two options or keys say in different ways."""
+    """Refuse a missing specification, more episodes than one lists, and what two options or keys
+    say in different ways."""
+    from rlinf.workers.config.acting import MOST_EPISODES
+
+    if episodes is not None and episodes > MOST_EPISODES:
+        raise ConfigError(f"--episodes {episodes}: nearest: {MOST_EPISODES}, the most there may be")
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
     if spec is not None and not spec.is_file():

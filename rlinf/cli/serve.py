@@ -87,10 +87,10 @@ def policy(
     debug: Debug = False,
 ) -> None:
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
-    _check_token(token, no_token=no_token)
-    keys = _renaming(key or [])
     from rlinf.cli.tasks import of_moved_model
 
+    _check_token(token, no_token=no_token)
+    keys = _renaming(key or [])
     path = find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
     require_listening(host, port)

@@ -6,7 +6,6 @@ Frames of all episodes lie one behind the other, in the rows of Parquet files an
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Mapping
@@ -82,12 +81,6 @@ def regular_file(path: Path) -> Path:
     if not path.is_file():
         raise OSError(f"{path} is no file")
     return path
-
-
-def hash_of(path: Path) -> str:
-    """SHA-256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_info(directory: Path) -> dict[str, Any]:

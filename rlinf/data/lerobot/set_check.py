@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rlinf.checkpoint.manifest import record_file
 from rlinf.conformance import CheckResult, outcome, require
-from rlinf.data.lerobot.layout import INDICES, SUCCESS, VIDEO_HASHES, hash_of
+from rlinf.data.lerobot.layout import INDICES, SUCCESS, VIDEO_HASHES
 from rlinf.data.lerobot.pictures import VideoPictures
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.errors import ConfigError
@@ -51,7 +52,7 @@ def _check_pictures(found: LeRobotSet) -> str:
         seen = pictures[np.unique(ends)]
         require(seen.any(), f"`{name}` is black in the first and last frame of every episode")
     for file, written in found.source.get(VIDEO_HASHES, {}).items():
-        same = hash_of(found.directory / file) == written
+        same = record_file(found.directory / file).sha256 == written
         require(same, f"{file} is not what was written: its SHA-256 is another; copy it again")
     if not cameras:
         return "none"

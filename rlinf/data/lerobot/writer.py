@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlinf.checkpoint.manifest import record_file
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.lerobot.layout import (
     ACTION,
@@ -34,7 +35,6 @@ from rlinf.data.lerobot.layout import (
     VIDEO_MB,
     av,
     features_of,
-    hash_of,
     parquet,
 )
 from rlinf.data.vector_statistics import at_once, vector_statistics
@@ -106,7 +106,9 @@ class _Writer:
         self._write_json(INFO, self._info())
         source = {**self._found.source, "seeds": [each.seed for each in self._found.episodes]}
         videos = sorted(self._root.rglob("*.mp4"))  # Parquet has checksums of its own
-        source[VIDEO_HASHES] = {str(each.relative_to(self._root)): hash_of(each) for each in videos}
+        source[VIDEO_HASHES] = {
+            str(each.relative_to(self._root)): record_file(each).sha256 for each in videos
+        }
         self._write_json(SOURCE, source)
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:

@@ -123,7 +123,7 @@ class Process:
             seconds = end - time.monotonic()
             if seconds <= 0:
                 return False
-            self.failed_calls.check(current_worker_name(), wait, self._report)
+            self._check_failed_calls(current_worker_name(), wait)
             if workers and self.runtime != "local":
                 self.silent_workers.check(workers, self._report, self.deadline_seconds)
         return True
@@ -146,7 +146,10 @@ class Process:
         """On the event loop: raise a call that failed if what is waited for cannot come then; the
         same object at every look of one wait."""
         name = current_worker_name()
-        await asyncio.to_thread(self.failed_calls.check, name, wait, self._report)
+        await asyncio.to_thread(self._check_failed_calls, name, wait)
+
+    def _check_failed_calls(self, caller: str, wait: object) -> None:
+        self.failed_calls.check(caller, wait, self._report, self.look_seconds)
 
     def defer_put(self, host: str, put: Future[Any]) -> None:
         """Let a channel's host answer a put later; raises for an earlier one that failed."""

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import Future
+from contextlib import nullcontext
 
 import pytest
 
@@ -16,6 +18,8 @@ from rlinf.errors import UserError
 from rlinf.scheduler import Channel, ClusterConfig
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.services.diagnosis import Row
+from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from tests.scheduler.workers import Basic, Concurrent, Queuer, Talker
 from tests.warm import Warm
@@ -202,10 +206,11 @@ def test_a_call_that_failed_ends_the_wait_for_what_cannot_come(launch, caplog, w
 
 @pytest.mark.usefixtures("impatient")
 def test_a_failure_behind_which_a_wait_has_ended_blames_no_other(launch, shared, short_deadline):
-    group, asker = shared(Talker), launch(Basic, 1, "asker")
-    asker.process_id().wait()
+    group, others, asker = shared(Talker), shared(Basic), launch(Basic, 1, "asker")
+    for started in (group, others, asker):
+        started.process_id().wait()
     failing = asker.fail("nothing")
-    shared(Basic).execute_on(0).sleep(1.0).wait()  # in which it is seen
+    others.execute_on(0).sleep(1.0).wait()  # in which it is seen
     short_deadline(group)
     with pytest.raises(TimeoutError):
         group.execute_on(0).receive_from("sharedTalker", 1).wait()
@@ -492,3 +497,24 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(UserError, match=told):
         connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])
+def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(seconds, ends):
+    calls, failed, wait = FailedCalls(), Future(), object()
+    failed.set_result("nothing")
+
+    def take(result):
+        raise WorkerCallError(result, "asker:0")
+
+    def look():
+        calls.check("driver", wait, lambda: rows, still_seconds=1.0)
+
+    rows = [
+        Row("driver", "waiting for an item", 3.0),
+        Row("begun:0", "waiting for the driver's answer to registry.register", seconds),
+    ]
+    calls.watch("driver", "asker:0", failed, lambda result: True, take)
+    look()  # in which it is first seen
+    with pytest.raises(WorkerCallError) if ends else nullcontext():
+        look()

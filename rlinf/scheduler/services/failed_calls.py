@@ -101,7 +101,9 @@ class FailedCalls:
         with self._lock:
             return list(self._calls.values())
 
-    def check(self, caller: str, wait: object, rows: Callable[[], list[Row]]) -> None:
+    def check(
+        self, caller: str, wait: object, rows: Callable[[], list[Row]], still_seconds: float
+    ) -> None:
         """Raise a failed call of a caller that waits, if the wait cannot end.
 
         That is so when no worker computes: all wait, or have nothing to do. The first time that a
@@ -111,6 +113,8 @@ class FailedCalls:
             caller: Who waits.
             wait: The same object at every look of one wait.
             rows: Asks every worker what it does.
+            still_seconds: For so long a worker has waited or been idle that does not compute; one
+                that is between two messages has for less.
         """
         own = [call for call in self._all() if call.caller == caller]
         failed = [call for call in own if call.failed]
@@ -123,7 +127,8 @@ class FailedCalls:
         if not known:
             return
         doing = rows()
-        if not _stands_still(doing, {call.worker for call in own if not call.future.done()}):
+        called = {call.worker for call in own if not call.future.done()}
+        if not _stands_still(doing, called, still_seconds):
             return
         self.forget(known[0].future)
         try:
@@ -148,6 +153,8 @@ def _tell(call: _Call) -> None:
     call.told = True
 
 
-def _stands_still(rows: list[Row], called: set[str]) -> bool:
+def _stands_still(rows: list[Row], called: set[str], seconds: float) -> bool:
     waiting = {row.worker for row in rows if row.waits}
-    return called <= waiting and all(row.waits or row.idle for row in rows)
+    return called <= waiting and all(
+        (row.waits or row.idle) and row.seconds >= seconds for row in rows
+    )

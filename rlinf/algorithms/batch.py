@@ -101,6 +101,11 @@ class Batch:
     def __len__(self) -> int:
         return len(self.mask)
 
+    @property
+    def nbytes(self) -> int:
+        """Of all columns but pictures."""
+        return sum(column.nbytes for column in self.tensors().values())
+
     def select(self, indices: Tensor | slice) -> Batch:
         """The rows at ``indices`` (integers, a mask or a slice)."""
         return self._map(lambda column: column[indices])

@@ -125,7 +125,11 @@ def aggregate(
     ``token-mean`` Σ L m / Σ m; ``seq-mean-token-sum`` mean over sequences of Σ_t L m;
     ``seq-mean-token-mean`` mean over sequences of Σ_t L m / Σ_t m. Because the normaliser,
     :func:`aggregation_normalizer`, is that of the global batch, the sum over micro batches does not
-    depend on how it was split. Loss and mask are [n, L], the weights of sequences [n]; None: 1.
+    depend on how it was split. The loss is [..., n, L], the mask [n, L], the weights of sequences
+    [n]; None: 1.
+
+    Returns:
+        [...], a scalar for a loss [n, L].
     """
     if mask is not None:
         loss = loss * mask
@@ -134,7 +138,7 @@ def aggregate(
         loss = loss / tokens
     if weights is not None:
         loss = loss * weights.unsqueeze(-1)
-    return loss.sum() / normalizer
+    return loss.sum(dim=(-2, -1)) / normalizer
 
 
 def interpolated_log_probs(

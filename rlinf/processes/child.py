@@ -28,7 +28,7 @@ from typing import IO, Any, Literal
 
 import rlinf
 from rlinf.errors import ConfigError, MissingPackageError, UserError
-from rlinf.processes.wire import receive, send
+from rlinf.processes.wire import Messages, send
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,7 @@ class SupervisedProcess:
     ) -> None:
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(message_seconds)
+        self._messages = Messages(self.connection)
         self._poll = select.poll()
         self._poll.register(self.connection, select.POLLIN)
         lifeline, self._lifeline = os.pipe()
@@ -151,10 +152,6 @@ class SupervisedProcess:
         Raises:
             ProcessLostError: The child ended, or does not read.
         """
-        log = self._log.fileno()
-        if os.fstat(log).st_size > _LARGEST_LOG:
-            os.ftruncate(log, 0)
-            os.lseek(log, 0, os.SEEK_SET)  # the child's end of the file is the same
         try:
             send(self.connection, {"operation": operation, **content})
         except TimeoutError as error:
@@ -178,7 +175,7 @@ class SupervisedProcess:
         """
         self._wait(seconds, progress)
         try:
-            message = receive(self.connection)
+            message = self._messages.receive()
         except TimeoutError as error:
             raise self._hang("a message was not given in time") from error
         except (EOFError, OSError, ValueError) as error:
@@ -196,6 +193,8 @@ class SupervisedProcess:
         return self.receive(seconds)
 
     def _wait(self, seconds: float, progress: Callable[[], int] | None) -> None:
+        if self._messages.begun:
+            return
         begin = time.monotonic()
         seen = None if progress is None else progress()
         while True:
@@ -232,7 +231,11 @@ class SupervisedProcess:
     def _log_printed(self) -> None:
         """Log what it has printed since the last message, in whole lines, until it is much."""
         file, left = self._log.fileno(), _LOGGED_BYTES - self._logged
-        if left <= 0 or os.fstat(file).st_size <= self._logged:
+        size = os.fstat(file).st_size
+        if size > _LARGEST_LOG:
+            os.ftruncate(file, 0)
+            os.lseek(file, 0, os.SEEK_SET)  # the child's end of the file is the same
+        if left <= 0 or size <= self._logged:
             return
         printed = os.pread(file, left, self._logged)
         much = len(printed) == left
@@ -287,8 +290,9 @@ def serve(
         sys.stdout.reconfigure(line_buffering=True)  # what is printed is logged, and in its order
     lost = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError)
     with socket.socket(fileno=commands) as connection, lost:
+        messages = Messages(connection)
         while True:
-            message = receive(connection)
+            message = messages.receive()
             try:
                 reply = answer(message) or {}
             except Exception as error:  # noqa: BLE001 - the parent decides; the child only reports

@@ -8,6 +8,7 @@ where there are arrays, so that a child that knows none starts quickly.
 from __future__ import annotations
 
 import json
+import os
 import socket
 import struct
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 _LENGTHS = struct.Struct("<IQ")  # bytes of the header, and of the arrays behind it
 _ARRAY = "__array__"
-_PIECE = 1 << 20
+_SMALL, _PIECE = 1 << 12, 1 << 20
 
 
 def send(connection: socket.socket, message: dict[str, Any]) -> None:
@@ -27,16 +28,53 @@ def send(connection: socket.socket, message: dict[str, Any]) -> None:
     connection.sendall(encode_tree(message))
 
 
-def receive(connection: socket.socket) -> dict[str, Any]:
-    """Wait for one message.
+class Messages:
+    """The messages that come over a connection, one after the other.
 
-    Raises:
-        EOFError: The other side closed the connection or ended.
-        OSError: So too, or the time limit of the socket is over.
-        ValueError: What came is no message.
+    Most are read by one call of the system: what has come of the next one with them is kept.
     """
-    lengths = _exactly(connection, _LENGTHS.size)
-    return decode_tree(lengths + _exactly(connection, sum(_LENGTHS.unpack(lengths))))
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection, self._kept = connection, b""
+
+    @property
+    def begun(self) -> bool:
+        """Whether some of the next message is here, of which the connection tells nothing more."""
+        return bool(self._kept)
+
+    def receive(self) -> dict[str, Any]:
+        """Wait for one message.
+
+        Raises:
+            EOFError: The other side closed the connection or ended.
+            OSError: So too, or the time limit of the socket is over.
+            ValueError: What came is no message.
+        """
+        content = self._at_least(self._kept, _LENGTHS.size)
+        end = _LENGTHS.size + sum(_LENGTHS.unpack_from(content))
+        content = self._at_least(content, end)
+        self._kept = content[end:]
+        return decode_tree(content[:end])
+
+    def _at_least(self, content: bytes, count: int) -> bytes:
+        if len(content) >= count:
+            return content
+        found = bytearray(content)
+        while len(found) < count:
+            # Not so much more than is needed that a long message would be copied once more.
+            part = self._part(min(max(count - len(found), _SMALL), _PIECE))
+            if not part:
+                raise EOFError("the other side closed the connection")
+            found += part
+        return bytes(found)
+
+    def _part(self, count: int) -> bytes:
+        """What has come, or else what comes next."""
+        try:
+            # A socket with a time limit would be asked first whether it has something.
+            return os.read(self._connection.fileno(), count)
+        except BlockingIOError:
+            return self._connection.recv(count)
 
 
 def encode_tree(tree: dict[str, Any]) -> bytes:
@@ -62,18 +100,6 @@ def decode_tree(data: bytes) -> dict[str, Any]:
         return _with_arrays(found, memoryview(data), [begin]) if _ARRAY in text else found
     except (KeyError, TypeError, struct.error) as error:
         raise ValueError(f"no message: {error}") from error
-
-
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    content = bytearray()
-    while len(content) < count:
-        part = connection.recv(min(count - len(content), _PIECE))
-        if len(part) == count:
-            return part
-        if not part:
-            raise EOFError("the other side closed the connection")
-        content += part
-    return bytes(content)
 
 
 def _without_arrays(value: Any, buffers: list[bytes]) -> Any:

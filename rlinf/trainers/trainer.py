@@ -44,6 +44,9 @@ Score = Callable[[Batch], Sequence[Tensor]]
 """From a micro batch to numbers [n, ...] for each of its rows."""
 
 _KL = "actor/approx_kl"
+_COPIED_WHOLE_BYTES = 128 << 20
+"""Up to here a batch is put in order once for a pass, of which its parts are views: each column
+that is picked from takes a while. A larger one, of pictures, is not held twice."""
 
 
 class Trainer:
@@ -539,12 +542,15 @@ def global_batches(
         raise RunFailure(f"the rollout gave {len(batch)} valid samples, {rows} are trained on")
     size, shuffle = config.partition(rows)
     for epoch in range(config.update_epoch):
-        order = torch.arange(rows)
-        if shuffle:
-            order = row_order(len(batch), seed=seed, step=step, epoch=epoch)[:rows]
+        if not shuffle:
+            yield from batch.select(slice(rows)).split(size)
+            continue
+        order = row_order(len(batch), seed=seed, step=step, epoch=epoch)[:rows]
+        if batch.nbytes <= _COPIED_WHOLE_BYTES:
+            yield from batch.select(order).split(size)
+            continue
         for chosen in torch.split(order, size):
-            whole = not shuffle and len(chosen) == len(batch)
-            yield batch if whole else batch.select(chosen)
+            yield batch.select(chosen)
 
 
 def row_order(rows: int, *, seed: int, step: int, epoch: int) -> Tensor:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from rlinf.processes.wire import decode_tree, encode_tree, receive, send
+from rlinf.processes.wire import Messages, decode_tree, encode_tree, send
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
@@ -58,8 +58,32 @@ def test_a_long_message_arrives_whole():
     with ours, theirs:
         sender = threading.Thread(target=send, args=(ours, {"content": content}))
         sender.start()
-        np.testing.assert_array_equal(receive(theirs)["content"], content)
+        messages = Messages(theirs)
+        np.testing.assert_array_equal(messages.receive()["content"], content)
+        assert not messages.begun
         sender.join()
         ours.close()
         with pytest.raises(EOFError):
-            receive(theirs)
+            messages.receive()
+
+
+@pytest.mark.parametrize("seconds", [None, 5.0])
+def test_messages_that_come_together_are_read_one_by_one(seconds):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(seconds)
+        messages, long = Messages(theirs), np.arange(1000)
+        ours.sendall(encode_tree({"number": 1}) + encode_tree({"number": 2, "content": long}))
+        assert messages.receive() == {"number": 1}
+        assert messages.begun
+        assert messages.receive()["content"].tolist() == long.tolist()
+        assert not messages.begun
+
+
+def test_a_message_that_does_not_come_whole_ends_at_the_limit_of_time():
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        theirs.settimeout(0.05)
+        ours.sendall(encode_tree({"number": 1})[:-1])
+        with pytest.raises(TimeoutError):
+            Messages(theirs).receive()

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rlinf.models.gaussian import MLPPolicy
 from rlinf.monitor.run_directory import RunDirectory
@@ -106,6 +107,30 @@ def test_values_are_the_same_while_waiting_and_at_the_end(reference, tmp_path, m
         f"rollout.pipeline_stage_num={stages}",
     )
     assert all(alone)
+    assert_equal_runs(reference, run)
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("little", "cores"), [(10**7, 1), (0, len(available_cores()))])
+def test_little_is_computed_on_one_core_while_simulators_work(
+    reference, tmp_path, monkeypatch, little, cores
+):
+    found = {"sample": set(), "evaluate_actions": set()}
+
+    def counted(name):
+        method = getattr(MLPPolicy, name)
+
+        def call(policy, *arguments):
+            found[name].add(torch.get_num_threads())
+            return method(policy, *arguments)
+
+        monkeypatch.setattr(MLPPolicy, name, call)
+
+    for name in found:
+        counted(name)
+    monkeypatch.setattr("rlinf.workers.rollout._LITTLE", little)
+    run = train(tmp_path / "run", "rollout.block_size=4", "cluster.cpu_devices_per_node=1")
+    assert found == {"sample": {cores}, "evaluate_actions": {len(available_cores())}}
     assert_equal_runs(reference, run)
 
 

@@ -132,6 +132,21 @@ def test_order_depends_on_seed_step_and_epoch_alone():
     assert flat(order(still, seed=1, step=0)) == random_batch().rewards.tolist()
 
 
+def test_a_large_batch_is_put_in_the_same_order_part_by_part(monkeypatch):
+    config = FSDPTrainerConfig(n_minibatches=5, update_epoch=2)
+
+    def parts():
+        found = list(global_batches(random_batch(), config, seed=1, step=0, rows=11))
+        assert [len(part) for part in found] == [3, 3, 3, 2] * 2
+        return [part.tensors() for part in found]
+
+    whole = parts()
+    monkeypatch.setattr("rlinf.trainers.trainer._COPIED_WHOLE_BYTES", 0)
+    for one, other in zip(whole, parts(), strict=True):
+        assert one.keys() == other.keys()
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
 def test_sequences_that_do_not_count_are_not_computed():
     batch = prepared()
     mask = batch.mask.clone()

@@ -49,6 +49,8 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
 def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The same, for code that returns so many values; an EnvSideFault where it returns others."""
     found = guarded(call, *arguments, **named)
+    if type(found) is tuple and len(found) == len(form):  # nearly always
+        return found
     if not isinstance(found, (tuple, list)) or len(found) != len(form):
         several = isinstance(found, (tuple, list))
         what = f"{len(found)} values" if several else f"one {type(found).__name__}"
@@ -59,6 +61,8 @@ def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, *
 
 def checked_reward(reward: Any) -> float:
     """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
+    if type(reward) is float and math.isfinite(reward):  # nearly always
+        return reward
     try:
         if isinstance(reward, (str, bytes)):
             raise TypeError(f"it is the text {reward!r:.50}")
@@ -76,10 +80,10 @@ def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
     """An entry of the info that is true or false, false where there is none; an EnvSideFault where
     it is something else: a text and NaN would count as true."""
     value = info.get(name, False)
+    if value is False or value is None:  # nearly always
+        return False
     if type(value) in (bool, np.bool_):
         return bool(value)
-    if value is None:
-        return False
     try:
         found = np.asarray(value)
         fits = found.size == 1 and found.dtype.kind in "bifu" and bool(np.isfinite(found).all())

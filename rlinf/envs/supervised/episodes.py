@@ -45,10 +45,13 @@ class Episodes:
         self._unplayed: list[dict[str, Any]] = []
 
     def take_report(self) -> dict[str, Any]:
-        """Since the last call: faults, listed episodes that never began, and tasks left out."""
+        """Since the last call: faults, listed episodes that never began, and tasks left out; each
+        where there are some."""
         news = {"faults": self._faults, "unplayed": self._unplayed, "left_out": self.tasks.news}
-        self._faults, self._unplayed, self.tasks.news = [], [], []
-        return news
+        found = {name: each for name, each in news.items() if each}
+        if found:
+            self._faults, self._unplayed, self.tasks.news = [], [], []
+        return found
 
     def enter_next(self, row: int) -> bool:
         """Set the counters of the next episode; False when there is none.

@@ -28,7 +28,7 @@ class EnvReport:
     def add(self, answer: Mapping[str, Any]) -> None:
         """Take what an answer holds of it."""
         for name, found in vars(self).items():
-            found.extend(answer[name])
+            found.extend(answer.get(name, ()))
 
 
 class FaultWatch:

@@ -233,7 +233,7 @@ class EnvHost:
             found = (None, *answered(_STEP[1:], env.step_blind, given))
         else:
             found = answered(_STEP, env.step, given)
-        if not isinstance(found[-1], Mapping):
+        if type(found[-1]) is not dict and not isinstance(found[-1], Mapping):
             info = repr(found[-1])[:100]
             raise EnvSideFault(FaultReason.MALFORMED, f"step returns {info} as info, no mapping")
         return found

@@ -38,7 +38,13 @@ from rlinf.trainers.modules import (
 from rlinf.trainers.packing import Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import Source, TrainedModule
-from rlinf.trainers.updates import FirstUpdate, SkippedUpdates, Update, phase_metrics
+from rlinf.trainers.updates import (
+    EmptyPhases,
+    FirstUpdate,
+    SkippedUpdates,
+    Update,
+    phase_metrics,
+)
 
 Score = Callable[[Batch], Sequence[Tensor]]
 """From a micro batch to numbers [n, ...] for each of its rows."""
@@ -123,6 +129,9 @@ class Trainer:
                 directory=failure_directory if ranks.rank == 0 else None,
             )
             for name, prefix in self._prefixes.items()
+        }
+        self._empty = {
+            name: EmptyPhases(prefix) for name, prefix in self._prefixes.items() if ranks.rank == 0
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
         self.reference = None
@@ -293,6 +302,8 @@ class Trainer:
             if self._is_far(updates):
                 break
         self.version += 1
+        for name, empty in self._empty.items():
+            empty.note(updates[name])
         metrics = self._metrics(updates, factor)
         if self.average is not None:
             metrics["actor/acting_share"] = self._algorithm.share(step)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from torch import Tensor
 from rlinf.algorithms.batch import Batch
 from rlinf.errors import RunFailure
 from rlinf.trainers.config import FirstUpdateBounds
+
+log = logging.getLogger(__name__)
 
 Outcome = Literal["applied", "skipped", "refused", "empty"]
 
@@ -44,6 +47,28 @@ def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]
     for outcome, name in _COUNTED.items():
         metrics[f"{prefix}/{name}"] = float(sum(update.outcome == outcome for update in updates))
     return metrics
+
+
+class EmptyPhases:
+    """Warns where phase after phase has nothing to train on: the run would go on to its end."""
+
+    BOUND = 5
+
+    def __init__(self, section: str) -> None:
+        self._section, self._in_a_row = section, 0
+
+    def note(self, updates: Sequence[Update]) -> None:
+        """Count a phase with its updates."""
+        empty = bool(updates) and all(update.outcome == "empty" for update in updates)
+        self._in_a_row = self._in_a_row + 1 if empty else 0
+        if self._in_a_row == self.BOUND:
+            log.warning(
+                "%s: nothing was trained in %d training phases in a row, as no row of their "
+                "batches counts. Filters that leave out rows or groups may leave out all of them; "
+                "see the metrics of the rollout.",
+                self._section,
+                self.BOUND,
+            )
 
 
 class SkippedUpdates:

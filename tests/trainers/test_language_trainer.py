@@ -168,6 +168,20 @@ def test_nothing_to_train_on_is_no_step():
     assert_equal(before, weights_of(one))
 
 
+def test_phases_in_a_row_without_anything_to_train_on_are_warned_of_once(caplog):
+    batch, one = prepared(), trainer()
+    nothing = replace(batch, mask=torch.zeros_like(batch.mask))
+    for step in range(4):
+        one.train(nothing, step)
+    one.train(batch, 4)
+    for step in range(5, 9):
+        one.train(nothing, step)
+    assert "nothing was trained" not in caplog.text
+    for step in range(9, 12):
+        one.train(nothing, step)
+    assert caplog.text.count("actor: nothing was trained in 5 training phases in a row") == 1
+
+
 @pytest.mark.parametrize("column", ["advantages", "log_probs"])
 def test_an_update_that_is_not_finite_is_skipped(column):
     batch = prepared()

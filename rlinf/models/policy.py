@@ -21,6 +21,10 @@ RECORDED = "recorded"
 """Name of [N, C] bool, which of the actions to be imitated were recorded; the others fill a chunk
 beyond the end of its episode."""
 
+_LITTLE = 10_000_000
+"""Parameters times rows up to which a forward pass gains little by a second core: it takes half a
+millisecond on one."""
+
 ACTIONS = "actions"
 """Name of the noise of a policy whose actions need one normal number for each dimension."""
 
@@ -220,6 +224,24 @@ class Policy(torch.nn.Module, ABC):
         Called after an update and before the weights are synchronised, so that rollout and training
         use equal statistics.
         """
+
+
+class ActingThreads:
+    """Threads with which a policy acts: one where it computes little, otherwise those that the
+    calling thread has now.
+
+    Threads that wait for the next operation keep cores busy on which simulators are at work then.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._few = _LITTLE // max(1, sum(each.numel() for each in policy.parameters()))
+        self._usual = torch.get_num_threads()
+
+    def choose(self, rows: int) -> None:
+        """Let the calling thread compute the actions of so many environments."""
+        threads = 1 if rows <= self._few else self._usual
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
 
 
 def require_finite(

@@ -18,6 +18,7 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import TASK_IDS, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.models.policy import ActingThreads
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
@@ -50,9 +51,11 @@ def policy_of(
 
     def actor(spec: EnvSpec) -> Act:
         policy = trained.build(spec)
+        threads = ActingThreads(policy)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}
+            threads.choose(len(next(iter(seen.values()))))
             return policy.sample(seen, noise=None).actions.numpy()
 
         return act

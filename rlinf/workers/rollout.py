@@ -17,6 +17,7 @@ from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.policy import (
     ACTIONS,
     RAW_ACTIONS,
+    ActingThreads,
     ActionSample,
     Policy,
     draw_noise,
@@ -30,9 +31,6 @@ from rlinf.workers.context import WorkerContext
 
 _NOISE = "noise."
 _NOISE_STEPS = 16
-_LITTLE = 10_000_000
-"""Parameters times rows up to which a forward pass gains little by a second core: it takes half a
-millisecond on one."""
 
 
 class RolloutWorker(StageWorker):
@@ -55,8 +53,7 @@ class RolloutWorker(StageWorker):
         self._policy = config.build_policy(env_spec).eval()
         self._policy.to(self.compute_device)
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
-        self._parameters = sum(each.numel() for each in self._policy.parameters())
-        self._threads = torch.get_num_threads()
+        self._threads = ActingThreads(self._policy)
         targets = travelling(self._policy)
         self._weights = config.weight_sync.build_receiver(self, parties, targets)
 
@@ -97,7 +94,7 @@ class RolloutWorker(StageWorker):
             batch: ObservationBatch = item.payload
             memory = memories.setdefault(item.source, _Memory())
             answer: PolicyBatch | RolloutValues
-            self._use_cores(len(batch.env_ids))
+            self._threads.choose(len(batch.env_ids))
             with torch.inference_mode():
                 seen = self._on_device(batch.observations)
                 if not deterministic:
@@ -117,13 +114,6 @@ class RolloutWorker(StageWorker):
             yield Emit("actions", item.source, answer)
             if self._policy.values_in_parts and not self._shares_devices:
                 self._value_while_waiting(observations, memories)
-
-    def _use_cores(self, rows: int) -> None:
-        """Compute little on one core: threads that wait for the next operation keep cores busy on
-        which simulators are at work now."""
-        threads = 1 if self._parameters * rows <= _LITTLE else self._threads
-        if torch.get_num_threads() != threads:  # those of this thread
-            torch.set_num_threads(threads)
 
     def _on_device(self, arrays: dict[str, np.ndarray]) -> dict[str, torch.Tensor]:
         """Observations where the policy computes; each crosses once."""

@@ -128,7 +128,7 @@ def test_little_is_computed_on_one_core_while_simulators_work(
 
     for name in found:
         counted(name)
-    monkeypatch.setattr("rlinf.workers.rollout._LITTLE", little)
+    monkeypatch.setattr("rlinf.models.policy._LITTLE", little)
     run = train(tmp_path / "run", "rollout.block_size=4", "cluster.cpu_devices_per_node=1")
     assert found == {"sample": {cores}, "evaluate_actions": {len(available_cores())}}
     assert_equal_runs(reference, run)

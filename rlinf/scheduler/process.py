@@ -60,7 +60,7 @@ class Process:
         self.waits = WaitTable(self.endpoint)
         self.failed_calls = FailedCalls()
         self.silent_workers = SilentWorkers()
-        self.channels = ChannelService(self.endpoint)
+        self.channels = ChannelService(self.endpoint, self.mailbox.check_alive)
         self.mailbox.on_death = self.channels.remove_getters
         self._deferred: deque[Future[Any]] = deque()
         self._deferred_host: str | None = None

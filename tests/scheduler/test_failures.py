@@ -16,8 +16,10 @@ import pytest
 
 from rlinf.errors import UserError
 from rlinf.scheduler import Channel, ClusterConfig
+from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.services.channels import Ticket
 from rlinf.scheduler.services.diagnosis import Row
 from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
@@ -126,6 +128,16 @@ def test_what_a_closed_worker_waited_for_goes_to_others(launch, cluster):
     group = launch(Queuer, 1, "heirless")
     group.want(channel).wait()
     group._close()
+    channel.put("kept")
+    assert channel.get_nowait() == "kept"
+
+
+def test_what_a_worker_asked_for_takes_nothing_where_it_arrives_after_its_end(launch):
+    channel = Channel.create("late")
+    group = launch(Queuer, 1, "too_late")
+    group._close()
+    with pytest.raises(WorkerDiedError):
+        require_process().channels._get("late", DEFAULT_KEY, None, Ticket("too_late:0", 1, 1))
     channel.put("kept")
     assert channel.get_nowait() == "kept"
 

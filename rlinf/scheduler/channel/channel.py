@@ -97,7 +97,7 @@ class Channel:
         process = require_process()  # which waits for a local channel, too
         if local:
             endpoint = Endpoint()
-            ChannelService(endpoint)
+            ChannelService(endpoint, process.mailbox.check_alive)
             record = ChannelRecord(name, maxsize, {0: endpoint.address}, False)
             channel = cls(record, endpoint=endpoint)
             endpoint.request(endpoint.address, "channel.open", name, maxsize).result()

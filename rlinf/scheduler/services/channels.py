@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -134,9 +134,10 @@ class _Channel:
 
 
 class ChannelService:
-    """Hosts channels at an endpoint."""
+    """Hosts channels at an endpoint; ``check_alive`` raises for a worker that died."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, check_alive: Callable[[str], None]) -> None:
+        self._check_alive = check_alive
         self._channels: dict[str, _Channel] = {}
         for name in (
             "open", "put", "put_nowait", "get", "get_nowait", "withdraw", "size", "items", "close"
@@ -193,6 +194,8 @@ class ChannelService:
     def _get(
         self, name: str, key: Hashable, target: int | None, ticket: Ticket
     ) -> Future[Reply] | Reply:
+        # What a worker sent may arrive after the news of its end, and would take an item with it.
+        self._check_alive(ticket.worker)
         queue = self._find(name).queue(key)
         if target is None and queue.items and not queue.getters:
             return queue.take()

@@ -9,13 +9,8 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.address import WorkerAddress
-from rlinf.scheduler.cluster_config import ClusterConfig, plain
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
-from rlinf.scheduler.errors import (
-    ClusterConfigError,
-    ClusterConfigValueError,
-    SchedulerUsageError,
-)
+from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.runtime.attach import show_log
@@ -25,6 +20,7 @@ from rlinf.scheduler.services.registry import DriverServices
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from rlinf.scheduler.cluster_config import ClusterConfig
     from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
@@ -74,7 +70,10 @@ class Cluster(NodeTable, ClusterMembers):
             if num_nodes is None and cluster_cfg is None:
                 self._attach()
             else:
-                self._create(_read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
+                # Workers do without what reads configurations, which takes long to import.
+                from rlinf.scheduler.cluster_config import read_config
+
+                self._create(read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
             type(self)._instance = None
             raise
@@ -121,7 +120,9 @@ class Cluster(NodeTable, ClusterMembers):
                     "there is no cluster to attach to: starting one with all connected nodes",
                     stacklevel=4,
                 )
-                self._create(ClusterConfig(runtime="ray"), all_nodes=True)
+                from rlinf.scheduler.cluster_config import read_config
+
+                self._create(read_config(None, None), all_nodes=True)
                 return
         from rlinf.scheduler.runtime.ray import RayClientRuntime
 
@@ -209,35 +210,6 @@ def _prepare_ray() -> None:
     """
     os.environ.setdefault("RAY_ENABLE_AUTO_CONNECT", "0")
     os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
-
-
-def _read_config(
-    num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
-) -> ClusterConfig:
-    """The configuration that the arguments of a cluster mean."""
-    if num_nodes is not None and (not isinstance(num_nodes, int) or num_nodes < 0):
-        raise ClusterConfigValueError(
-            f"num_nodes is a number of machines, or 0 for all that are connected, got "
-            f"{num_nodes!r}. Nearest legal: 1."
-        )
-    if given is None:
-        return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
-    if isinstance(given, ClusterConfig):
-        config = given
-    elif not isinstance(given, Mapping):
-        raise ClusterConfigError(
-            "cluster_cfg is the cluster section of a configuration, such as {'num_nodes': 1}, got "
-            f"{type(given).__name__}: {given!r}."
-        )
-    else:
-        required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
-        config = ClusterConfig.from_dict_cfg({**required, **plain(given)})
-    if num_nodes is not None and num_nodes != config.num_nodes:
-        raise ClusterConfigValueError(
-            f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "
-            "of them, or the same number."
-        )
-    return config
 
 
 def deadline_seconds(config: ClusterConfig) -> float:

@@ -20,9 +20,8 @@ from rlinf.scheduler.cluster_sections import (
 )
 from rlinf.scheduler.component_grammar import parse_component_placement
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError, PlacementError
+from rlinf.scheduler.node import NodeGroupInfo
 from rlinf.scheduler.rank_text import format_ranks, parse_ranks
-
-RESERVED_LABELS = ("cluster", "node")
 
 
 class NodeGroupEnvConfig(StrictModel):
@@ -79,7 +78,7 @@ class NodeGroupConfig(StrictModel):
     @classmethod
     def _is_free(cls, value: Any) -> Any:
         label = str(value) if type(value) is int else value
-        if label in RESERVED_LABELS:
+        if label in NodeGroupInfo.RESERVED_LABELS:
             raise ClusterConfigError(
                 f"Node group label '{label}' is reserved by the scheduler: 'cluster' is every node "
                 f"and 'node' counts nodes. Choose another label, such as '{label}s'."
@@ -302,6 +301,35 @@ class ClusterConfig(StrictModel):
 
     def _groups_of(self, node_rank: int) -> list[NodeGroupConfig]:
         return [group for group in self.node_groups or [] if node_rank in group.node_ranks]
+
+
+def read_config(
+    num_nodes: int | None, given: DictConfig | Mapping[str, Any] | ClusterConfig | None
+) -> ClusterConfig:
+    """The configuration that the arguments of a cluster mean."""
+    if num_nodes is not None and (not isinstance(num_nodes, int) or num_nodes < 0):
+        raise ClusterConfigValueError(
+            f"num_nodes is a number of machines, or 0 for all that are connected, got "
+            f"{num_nodes!r}. Nearest legal: 1."
+        )
+    if given is None:
+        return ClusterConfig(num_nodes=max(num_nodes or 1, 1), runtime="ray")
+    if isinstance(given, ClusterConfig):
+        config = given
+    elif not isinstance(given, Mapping):
+        raise ClusterConfigError(
+            "cluster_cfg is the cluster section of a configuration, such as {'num_nodes': 1}, got "
+            f"{type(given).__name__}: {given!r}."
+        )
+    else:
+        required: dict[str, Any] = {"num_nodes": num_nodes or 1, "component_placement": {}}
+        config = ClusterConfig.from_dict_cfg({**required, **plain(given)})
+    if num_nodes is not None and num_nodes != config.num_nodes:
+        raise ClusterConfigValueError(
+            f"num_nodes is {num_nodes} but cluster_cfg.num_nodes is {config.num_nodes}: give one "
+            "of them, or the same number."
+        )
+    return config
 
 
 def plain(value: Any) -> Any:

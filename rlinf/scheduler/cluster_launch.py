@@ -13,7 +13,6 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
-from rlinf.scheduler.cluster_sections import PROFILERS
 from rlinf.scheduler.errors import ClusterConfigValueError, PlacementError, SchedulerError
 from rlinf.scheduler.hardware import Accelerator
 from rlinf.scheduler.node import NodeInfo, slot_cores
@@ -24,7 +23,7 @@ from rlinf.scheduler.placement import (
     PlacementStrategy,
 )
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.profiler import profiled_command
+from rlinf.scheduler.profiler import PROFILERS, profiled_command
 from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,

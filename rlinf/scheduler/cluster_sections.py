@@ -13,9 +13,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from rlinf.config.base import StrictModel
 from rlinf.errors import UserError
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError
-
-PROFILERS = {"nsight": "nsys", "rocprof_sys": "rocprof-sys-python"}
-"""Program of each backend."""
+from rlinf.scheduler.profiler import PROFILERS
 
 
 class ProfilingConfig(StrictModel):

@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import shlex
-import shutil
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from rlinf.scheduler.cluster_config import RESERVED_LABELS, ClusterConfig, NodeGroupEnvConfig
-from rlinf.scheduler.cluster_sections import PROFILERS
-from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.errors import ClusterConfigValueError, NodeRankError
 from rlinf.scheduler.hardware import (
     Accelerator,
     AcceleratorType,
     HardwareInfo,
     HardwareResource,
-    enumerate_hardware,
-    robots_of_node,
 )
+
+if TYPE_CHECKING:  # what reads configurations takes long to import, and workers do not need it
+    from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
 
 
 @dataclass(frozen=True)
@@ -83,7 +77,7 @@ class NodeGroupInfo:
 
     DEFAULT_GROUP_LABEL: ClassVar[str] = "cluster"
     NODE_PLACEMENT_GROUP_LABEL: ClassVar[str] = "node"
-    RESERVED_LABELS: ClassVar[tuple[str, ...]] = RESERVED_LABELS
+    RESERVED_LABELS: ClassVar[tuple[str, ...]] = (DEFAULT_GROUP_LABEL, NODE_PLACEMENT_GROUP_LABEL)
 
     def __post_init__(self) -> None:
         counts = any(node.num_accelerators for node in self.nodes)
@@ -203,54 +197,6 @@ class NodeTable:
                 f"(ranks 0-{len(self.nodes) - 1})."
             )
         return self.nodes[node_rank]
-
-
-def probe_node(
-    config: ClusterConfig,
-    node_rank: int = 0,
-    *,
-    ray_id: str = "",
-    node_ip: str = "127.0.0.1",
-    environment: Mapping[str, str] | None = None,
-) -> NodeInfo:
-    """Describe the machine that this process runs on as node ``node_rank`` of a cluster.
-
-    ``environment`` is that of the node before any worker; None takes that of this process.
-    """
-    slots = config.cpu_devices_per_node
-    cores = available_cores()
-    interpreters = config.get_node_python_interpreter_path_by_rank(node_rank)
-    variables = dict(os.environ if environment is None else environment)
-    counted = node_rank if config.counts_robots_of_node(node_rank) else None
-    declared = config.get_node_hw_configs_by_rank(node_rank)
-    robots = robots_of_node(declared, variables, counted)
-    return NodeInfo(
-        node_labels=config.get_node_labels_by_rank(node_rank),
-        node_rank=node_rank,
-        ray_id=ray_id,
-        node_ip=node_ip,
-        num_cpus=len(cores),
-        python_interpreter_path=interpreters[0] if interpreters else sys.executable,
-        default_env_vars=variables,
-        hardware_resources=enumerate_hardware(robots, slots),
-        cpu_slots=() if slots is None else divide_cores(cores, slots),
-        missing_programs=_missing_programs(config, node_rank),
-    )
-
-
-def _missing_programs(config: ClusterConfig, node_rank: int) -> tuple[str, ...]:
-    """Of the programs that start workers on a node, those that this machine does not have."""
-    commands = config.get_node_python_interpreter_path_by_rank(node_rank)
-    programs = [word for command in commands for word in shlex.split(command)[:1]]
-    if config.profiling is not None and config.profiling.enabled:
-        programs.append(PROFILERS[config.profiling.backend])
-    environments = config.get_node_environments_by_rank(node_rank)
-    variables = [variable for each in environments for variable in each.env_vars or []]
-    folders = [variable["PATH"] for variable in variables if "PATH" in variable]
-    path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
-    # Ray has a shell start them, which expands what is to be expanded.
-    expanded = {word: os.path.expandvars(os.path.expanduser(word)) for word in programs}
-    return tuple(word for word, real in expanded.items() if shutil.which(real, path=path) is None)
 
 
 def build_node_table(nodes: Sequence[NodeInfo], config: ClusterConfig) -> NodeTable:

@@ -8,10 +8,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.scheduler.cluster_sections import PROFILERS
-
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster_sections import ProfilingConfig
+
+PROFILERS = {"nsight": "nsys", "rocprof_sys": "rocprof-sys-python"}
+"""Program of each backend."""
 
 _platform: Any = None  # of torch, whose capture window is open
 

@@ -6,11 +6,13 @@ from pydantic import ValidationError
 
 from rlinf.errors import ConfigError, UserError
 from rlinf.scheduler.accelerators import AcceleratorType
-from rlinf.scheduler.cluster import _read_config, deadline_seconds
-from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig
+from rlinf.scheduler.cluster import deadline_seconds
+from rlinf.scheduler.cluster_config import ClusterConfig, NodeGroupEnvConfig, read_config
+from rlinf.scheduler.cluster_sections import FrankaConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
-from rlinf.scheduler.hardware import FrankaConfig, FrankaHWInfo
-from rlinf.scheduler.node import NodeGroupInfo, build_node_table, probe_node, slot_cores
+from rlinf.scheduler.hardware import FrankaHWInfo
+from rlinf.scheduler.node import NodeGroupInfo, build_node_table, slot_cores
+from rlinf.scheduler.node_probe import probe_node
 from tests.scheduler.nodes import cluster, node
 
 ARM = {"node_rank": 2, "robot_ip": "10.10.10.1", "camera_serials": ["322"]}
@@ -62,7 +64,7 @@ def test_a_cluster_takes_the_section_of_a_configuration_as_it_is():
         "tracer": {"enable": False},
     }
     whole = OmegaConf.create({"cluster": section})
-    assert _read_config(None, whole.cluster) == ClusterConfig.from_dict_cfg(section)
+    assert read_config(None, whole.cluster) == ClusterConfig.from_dict_cfg(section)
 
 
 def test_what_is_configured_for_a_node():

@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 from rlinf.errors import UserError
 from rlinf.scheduler import accelerators, cpu_slots
 from rlinf.scheduler.accelerators import VENDORS, CollectiveGroupOptions, detect_accelerators
+from rlinf.scheduler.cluster_sections import FrankaConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores, thread_environment
 from rlinf.scheduler.hardware import (
     Accelerator,
     AcceleratorType,
     AcceleratorUtil,
-    FrankaConfig,
     FrankaHWInfo,
     enumerate_hardware,
-    robots_of_node,
 )
 from rlinf.scheduler.process import Process, own_device, set_current_worker
+from rlinf.scheduler.robots import robots_of_node
 from rlinf.scheduler.transport.endpoint import Endpoint
 from rlinf.scheduler.worker import WorkerTimers
 

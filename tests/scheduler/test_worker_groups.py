@@ -546,3 +546,9 @@ def test_a_process_of_the_driver_attaches_to_its_cluster(cluster, runtime):
         [sys.executable, "-c", ATTACHED], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.stdout == "an item\n", done.stderr
+
+
+def test_what_runs_workers_reads_no_configurations():
+    code = "import sys, rlinf.scheduler.worker, rlinf.scheduler.runtime.ray_actors\n"
+    code += "assert not {'pydantic', 'omegaconf'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)

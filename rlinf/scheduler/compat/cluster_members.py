@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from rlinf.scheduler.cluster_launch import free_port
-from rlinf.scheduler.cluster_sections import ProfilingConfig
 from rlinf.scheduler.profiler import profiled_command
 from rlinf.scheduler.runtime.launch import merge_path_variables
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.cluster_sections import ProfilingConfig
 
 
 class ClusterEnvVar(StrEnum):

@@ -55,6 +55,12 @@ class Outcome:
     seconds: float
 
 
+def has_async_methods(worker_class: type) -> bool:
+    """Whether any public method of a class is a coroutine function."""
+    methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
+    return any(not name.startswith("_") for name, _ in methods)
+
+
 def check_built(worker: Any) -> None:
     """Raise if the class of a new worker left out what `Worker.__init__` does."""
     if not hasattr(worker, "worker_address"):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import importlib
-import inspect
 import queue
 import sys
 import threading
@@ -20,7 +19,7 @@ from weakref import WeakValueDictionary
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.node import probe_node
+from rlinf.scheduler.node_probe import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.attach import close_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
@@ -28,6 +27,7 @@ from rlinf.scheduler.runtime.execution import (
     Outcome,
     check_built,
     failed_outcome,
+    has_async_methods,
     result_of,
     run_async_method,
     run_method,
@@ -250,12 +250,6 @@ class LocalWorker(WorkerHandle):
 def _settle(future: Future[Outcome], outcome: Outcome) -> None:
     if not future.done():
         future.set_result(outcome)
-
-
-def has_async_methods(worker_class: type) -> bool:
-    """Whether any public method of a class is a coroutine function."""
-    methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
-    return any(not name.startswith("_") for name, _ in methods)
 
 
 class _LocalActor:

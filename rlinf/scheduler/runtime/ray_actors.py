@@ -21,6 +21,7 @@ from rlinf.scheduler.runtime.execution import (
     Outcome,
     check_built,
     failed_outcome,
+    has_async_methods,
     run_async_method,
     run_method,
 )
@@ -31,7 +32,6 @@ from rlinf.scheduler.runtime.launch import (
     apply_environment,
     order_paths,
 )
-from rlinf.scheduler.runtime.local import has_async_methods
 from rlinf.scheduler.transport.endpoint import try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
 

@@ -32,6 +32,8 @@ from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
 _PATIENCE_SECONDS = 5.0
 """For workers to close after a failure."""
+_INTERRUPT_SECONDS = 1.0
+"""The same after Ctrl-C, for which someone waits: what is at work goes on until it is ended."""
 
 
 class Groups:
@@ -62,13 +64,15 @@ class Groups:
         try:
             self._launch()
             self._start()
-        except BaseException:
-            self.close(failed=True)
+        except BaseException as error:
+            self.close(because=error)
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
-        self.close(failed=kind is not None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *trace: object
+    ) -> None:
+        self.close(because=error)
 
     def __getitem__(self, component: str) -> WorkerGroup:
         """The group of a component."""
@@ -141,11 +145,11 @@ class Groups:
         self._executors.append(executor)
         return executor
 
-    def close(self, *, failed: bool = False) -> None:
+    def close(self, *, because: BaseException | None = None) -> None:
         """End what workers hold, the worker groups and the cluster.
 
-        After a failure workers may be dead, or wait for one that is: they get a few seconds, and
-        what goes wrong is not told, as the first failure is.
+        After a failure, ``because`` of which it ends, workers may be dead, or wait for one that is:
+        they get a few seconds, and what goes wrong is not told, as the first failure is.
         """
         for executor in self._executors:
             executor.close()
@@ -153,7 +157,9 @@ class Groups:
             return
         try:
             handles = [self._groups[n].close() for n in self._with("close") if n in self._groups]
-            deadline = time.monotonic() + _PATIENCE_SECONDS
+            interrupted = isinstance(because, KeyboardInterrupt)
+            patience = _INTERRUPT_SECONDS if interrupted else _PATIENCE_SECONDS
+            failed, deadline = because is not None, time.monotonic() + patience
             while failed and time.monotonic() < deadline and not all(h.done() for h in handles):
                 time.sleep(0.02)
             for handle in handles if not failed else ():

@@ -326,8 +326,8 @@ class Run:
         self.groups.__enter__()
         try:
             self._load_workers(tree, self._store.path(self.state.step))
-        except BaseException:
-            self.groups.close(failed=True)
+        except BaseException as error:
+            self.groups.close(because=error)
             raise
         self._weights_of = -1
         self._warm_up()

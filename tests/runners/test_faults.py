@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import gymnasium
@@ -14,8 +15,10 @@ from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
 from rlinf.envs.spec import spec_of
 from rlinf.models.config import MLPConfig
+from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator
-from rlinf.workers.env import EvaluationReport
+from rlinf.runners.groups import Groups
+from rlinf.workers.env import EnvWorker, EvaluationReport
 
 from .killing import finish, train_without_a_simulator
 from .pictures import Dot
@@ -167,3 +170,23 @@ def test_a_model_that_computes_no_numbers_is_named_and_not_the_simulator(
     run = ["train", str(write_recipe(tmp_path)), f"runner.output_dir={tmp_path}"]
     assert main([*run, f"model.path={path}"]) == code
     assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_after_an_interrupt_nobody_waits_for_what_is_at_work(tmp_path, monkeypatch):
+    released = threading.Event()
+    monkeypatch.setattr("rlinf.runners.groups._PATIENCE_SECONDS", 600.0)
+    monkeypatch.setattr("rlinf.runners.groups._INTERRUPT_SECONDS", 0.1)
+    close = EnvWorker.close
+    monkeypatch.setattr(EnvWorker, "close", lambda worker: (released.wait(), close(worker)))
+
+    def begin_and_interrupt():
+        with Groups(Embodied(small_config(tmp_path), tmp_path)) as groups:
+            assert groups.started["env"]
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            begin_and_interrupt()
+        assert not released.is_set()
+    finally:
+        released.set()

@@ -206,6 +206,9 @@ def _csv(path: Path) -> Read:
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
     try:
         reader = csv.DictReader(io.StringIO(data.decode(), newline=""), strict=True)
+        keys = reader.fieldnames or ()
+        if repeated := [key for key, times in Counter(keys).items() if times > 1]:
+            raise ConfigError(f"{path}: the first line has the key '{repeated[0]}' more than once")
         for number, row in enumerate(reader, 1):
             uneven = None in row or None in row.values()
             why = "has another number of columns than the first line"

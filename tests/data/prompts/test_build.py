@@ -266,6 +266,12 @@ def test_csv_rows_of_another_width_are_broken(tokenizer, write):
     assert report.examples[0].startswith(f"{path}: record 2: has another number of columns")
 
 
+def test_a_csv_key_stands_once_in_the_first_line(tokenizer, write):
+    path = write("a.csv", b"prompt,solutions,prompt\n1,1,2\n")
+    with pytest.raises(ConfigError, match=r"a\.csv: the first line has the key 'prompt' more than"):
+        build(tokenizer, [path])
+
+
 def test_long_prompts_are_skipped_cut_or_refused(tokenizer, write):
     path = write("a.jsonl", sums(12))  # 10+1= and 11+1= have 5 tokens
     skipped = build(tokenizer, [path], max_prompt_length=4).train

@@ -13,7 +13,8 @@ from pydantic import Field
 
 from rlinf.agents.tool import Tool, ToolConfig, ToolError
 
-_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-", ",": ""})
+_SIGNS = str.maketrans({"×": "*", "÷": "/", "−": "-"})
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _DEPTH = 120  # of operations inside operations: far from the stack's end
 _LEGAL = re.compile(r"[0-9.+\-*/%() ]+")
 _OPERATIONS: dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]] = {
@@ -38,7 +39,7 @@ class CalculatorConfig(ToolConfig):
 
 
 class Calculator(Tool):
-    """Evaluates an expression with exact fractions; × ÷ − stand for * / -."""
+    """Evaluates with exact fractions; × ÷ − stand for * / -, a comma for thousands."""
 
     alphabet = "abcdefghijklmnopqrstuvwxyz :.-"
 
@@ -51,7 +52,7 @@ class Calculator(Tool):
         >>> Calculator(CalculatorConfig()).call("(12 + 3) * 4 / 8")
         '7.5'
         """
-        written = arguments.translate(_SIGNS).strip()
+        written = _THOUSANDS.sub("", arguments.translate(_SIGNS).strip())
         if len(written) > self._config.max_length:
             raise ToolError("too long")
         if not _LEGAL.fullmatch(written):

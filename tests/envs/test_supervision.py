@@ -246,6 +246,32 @@ def test_close_leaves_no_process_even_of_one_that_hangs(point):
     assert not any(process.is_running() for process in processes)
 
 
+def test_a_process_that_ended_between_two_chunks_is_replaced_for_a_checkpoint(point):
+    """What the others were asked for is answered, and the states are those of no loss."""
+    chunks = actions(4, 4)
+
+    def play(lost: tuple[int, ...]) -> tuple[dict, list]:
+        with SupervisedVectorEnv(point(max_fault_rate=1.0, processes=2), num_envs=4, seed=3) as env:
+            env.reset()
+            for chunk in chunks[:2]:
+                env.chunk_step(chunk)
+            for number in lost:
+                process = psutil.Process(env.process_ids[number])
+                process.kill()
+                process.wait()
+            state = env.state_dict()
+            return state, [env.chunk_step(chunk) for chunk in chunks[2:]]
+
+    expected, sound = play(())
+    for lost in ((0,), (1,), (0, 1)):
+        state, steps = play(lost)
+        for name, array in expected["episode"].items():
+            assert np.array_equal(state["episode"][name], array), name
+        assert np.array_equal(state["observation"]["states"], expected["observation"]["states"])
+        for one, other in zip(sound, steps, strict=True):
+            assert np.array_equal(one.observations["states"], other.observations["states"])
+
+
 def test_a_process_that_holds_too_much_memory_is_replaced_and_its_envs_go_on(point):
     chunks = actions(6, 2)
 

@@ -95,11 +95,20 @@ class EnvProcess:
         return answer
 
     def ask(self, operation: str, **content: Any) -> dict[str, Any]:
-        """Send a command outside of the stages, none of which may be in flight; return its answer.
+        """The answer to a command outside of the stages; raises as :meth:`collect`."""
+        self.order(operation, **content)
+        return self.answer()
 
-        Raises as :meth:`collect`.
+    def order(self, operation: str, **content: Any) -> None:
+        """Send a command outside of the stages, none of which may be in flight.
+
+        Raises:
+            ProcessLostError: The process ended.
         """
         self.process.send(operation, **content)
+
+    def answer(self) -> dict[str, Any]:
+        """Wait for the answer to :meth:`order`; raises as :meth:`collect`."""
         return self._receive(self._limits.step_deadline)
 
     def _receive(self, seconds: float) -> dict[str, Any]:

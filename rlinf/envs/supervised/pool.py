@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -139,30 +140,33 @@ class EnvPool:
         """Give every process another list of episodes to play."""
         rules = {**self._settings["rules"], "episodes": episodes}
         self._settings = {**self._settings, "rules": rules}
-        for index in range(len(self._processes)):
-            self._ask(index, "schedule", rules=rules)
+        self._ask("schedule", [{"rules": rules}] * len(self._processes))
 
     def states(self) -> dict[int, np.ndarray]:
         """The encoded simulator state by row, for the rows that have one."""
-        answers = [self._ask(index, "state") for index in range(len(self._processes))]
+        answers = self._ask("state", [{}] * len(self._processes))
         return {int(row): state for answer in answers for row, state in answer["states"].items()}
 
     def restore(self, orders: Mapping[int, dict[str, Any]]) -> None:
         """Bring the envs to where the block says they are (see :meth:`EnvHost.restore`)."""
-        for index in range(len(self._processes)):
-            mine = {str(row): orders.get(row, {}) for row in self._rows_of(index)}
-            self._report.add(self._ask(index, "restore", rows=mine))
+        rows = [
+            {"rows": {str(row): orders.get(row, {}) for row in self._rows_of(index)}}
+            for index in range(len(self._processes))
+        ]
+        for answer in self._ask("restore", rows):
+            self._report.add(answer)
 
     def render(self, row: int) -> np.ndarray:
         """A picture of the env of ``row``, uint8 [H, W, 3]."""
         index = next(i for i in range(len(self._rows)) if row in self._rows_of(i))
-        frame: np.ndarray = self._ask(index, "render", row=row)["frame"]
+        frame: np.ndarray = self._ask_one(index, "render", row=row)["frame"]
         return frame
 
     def close(self) -> None:
         """End every process and give the memory back."""
-        for process in self._processes:
-            process.close()
+        if self._processes:  # each is given a while
+            with ThreadPoolExecutor(len(self._processes)) as threads:
+                list(threads.map(EnvProcess.close, self._processes))
         self._processes = []
         if self._memory >= 0:
             os.close(self._memory)
@@ -171,7 +175,27 @@ class EnvPool:
     def _rows_of(self, index: int) -> list[int]:
         return [row for part in self._rows[index] for row in part]
 
-    def _ask(self, index: int, operation: str, **content: Any) -> dict[str, Any]:
+    def _ask(self, operation: str, contents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Answers of all processes to a command outside of the stages, on which they work at the
+        same time."""
+        lost: dict[int, ProcessLostError] = {}
+        for index, content in enumerate(contents):
+            try:
+                self._processes[index].order(operation, **content)
+            except ProcessLostError as error:
+                lost[index] = error
+        answers = []
+        for index, content in enumerate(contents):
+            try:
+                if index in lost:
+                    raise lost[index]
+                answers.append(self._processes[index].answer())
+            except ProcessLostError as error:
+                self._replace(index, error)
+                answers.append(self._ask_one(index, operation, **content))
+        return answers
+
+    def _ask_one(self, index: int, operation: str, **content: Any) -> dict[str, Any]:
         try:
             return self._processes[index].ask(operation, **content)
         except ProcessLostError as lost:

@@ -96,8 +96,8 @@ def enumerate_hardware(
 ) -> list[HardwareResource]:
     """Everything that this machine offers; ``cpu_devices`` as for :meth:`Accelerator.enumerate`.
 
-    Robots are taken as :func:`~rlinf.scheduler.robots.robots_of_node` gives them; whether an arm
-    answers is checked by the adapter that connects to it.
+    Robots are taken as ``robots_of_node`` of the runtimes gives them; whether an arm answers is
+    checked by the adapter that connects to it.
     """
     accelerators = Accelerator.enumerate(cpu_devices)
     resources = [accelerators] if accelerators is not None else []

@@ -12,7 +12,7 @@ from rlinf.scheduler.cluster_sections import FrankaConfig
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.scheduler.hardware import FrankaHWInfo
 from rlinf.scheduler.node import NodeGroupInfo, build_node_table, slot_cores
-from rlinf.scheduler.node_probe import probe_node
+from rlinf.scheduler.runtime.node_probe import probe_node
 from tests.scheduler.nodes import cluster, node
 
 ARM = {"node_rank": 2, "robot_ip": "10.10.10.1", "camera_serials": ["322"]}

@@ -21,7 +21,7 @@ from rlinf.scheduler.hardware import (
     enumerate_hardware,
 )
 from rlinf.scheduler.process import Process, own_device, set_current_worker
-from rlinf.scheduler.robots import robots_of_node
+from rlinf.scheduler.runtime.robots import robots_of_node
 from rlinf.scheduler.transport.endpoint import Endpoint
 from rlinf.scheduler.worker import WorkerTimers
 

@@ -19,7 +19,6 @@ from weakref import WeakValueDictionary
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.node_probe import probe_node
 from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
 from rlinf.scheduler.runtime.attach import close_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
@@ -33,6 +32,7 @@ from rlinf.scheduler.runtime.execution import (
     run_method,
 )
 from rlinf.scheduler.runtime.launch import Arguments, Launch, pin_thread
+from rlinf.scheduler.runtime.node_probe import probe_node
 from rlinf.scheduler.transport.endpoint import Endpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 

@@ -31,8 +31,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo
-from rlinf.scheduler.node_probe import probe_node
 from rlinf.scheduler.runtime.launch import program_paths
+from rlinf.scheduler.runtime.node_probe import probe_node
 from rlinf.scheduler.transport.cluster_files import socket_root
 
 NAMESPACE = "RLinf"

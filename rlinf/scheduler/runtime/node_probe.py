@@ -13,7 +13,7 @@ from rlinf.scheduler.cpu_slots import available_cores, divide_cores
 from rlinf.scheduler.hardware import enumerate_hardware
 from rlinf.scheduler.node import NodeInfo
 from rlinf.scheduler.profiler import PROFILERS
-from rlinf.scheduler.robots import robots_of_node
+from rlinf.scheduler.runtime.robots import robots_of_node
 
 
 def probe_node(

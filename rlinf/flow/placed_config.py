@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -304,6 +305,7 @@ class PlacedConfig(StrictModel):
             if getattr(cluster, key):
                 why = "is not asked here: each such choice is made from measured times"
                 raise illegal(f"cluster.{key}", why, hint="leave it out, or false")
+        self._check_environments()
         if isinstance(cluster.plan, Plan):
             self._check_plan(cluster.plan)
             return
@@ -332,6 +334,31 @@ class PlacedConfig(StrictModel):
             _ = self.plan
         except PlacementError as error:
             raise illegal(_PLACEMENT, str(error)) from error
+
+    def _check_environments(self) -> None:
+        """Refuse environments of nodes that no worker gets, or that contradict each other there."""
+        environments = self.cluster.environments
+        if environments and self.cluster.runtime == "local":
+            raise illegal(
+                "cluster.node_groups",
+                f"sets an environment in node group '{environments[0][0]}', but the workers of the "
+                "local runtime are threads of this process and have its environment",
+                hint="cluster.runtime: ray, or leave env_configs out and set the variables before",
+            )
+        said: dict[tuple[int, str], tuple[str, str]] = {}
+        for label, each in environments:
+            values = {name: value for entry in each.env_vars or [] for name, value in entry.items()}
+            if each.python_interpreter_path is not None:
+                values["python_interpreter_path"] = each.python_interpreter_path
+            for node, (name, value) in product(each.node_ranks, values.items()):
+                other, first = said.setdefault((node, name), (label, value))
+                if first != value:
+                    raise illegal(
+                        "cluster.node_groups",
+                        f"gives node {node} {name} = {first!r} in node group '{other}' and "
+                        f"{value!r} in '{label}', and all workers there have one environment",
+                        hint="keep one of the two",
+                    )
 
     def _check_plan(self, plan: Plan) -> None:
         """Refuse a plan beside a placement, and one that cannot be executed."""

@@ -85,6 +85,9 @@ class Groups:
         config = self._config
         self._cluster = Cluster(cluster_cfg=config.cluster)
         config.check_nodes([len(ranks) for ranks in self._cluster.accelerator_ranks])
+        if everything := self._cluster.get_node_group():
+            # Recipes place by ranks of the whole cluster, never through a group that says these.
+            everything.env_configs = [each for _, each in config.cluster.environments]
         placement = ComponentPlacement(
             {"cluster": {"component_placement": config.placement()}}, self._cluster
         )

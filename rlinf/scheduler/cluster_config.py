@@ -290,6 +290,12 @@ class ClusterConfig(StrictModel):
             if config.python_interpreter_path is not None
         ]
 
+    @property
+    def environments(self) -> list[tuple[str, NodeGroupEnvConfig]]:
+        """Environments that are configured, each with the label of its group, in their order."""
+        groups = self.node_groups or []
+        return [(group.label, each) for group in groups for each in group.env_configs or []]
+
     def get_node_environments_by_rank(self, node_rank: int) -> list[NodeGroupEnvConfig]:
         """Environments that are configured for a node, in the order of the groups."""
         return [

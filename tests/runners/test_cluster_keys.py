@@ -9,6 +9,7 @@ import pytest
 from rlinf.errors import ConfigError
 
 from . import reasoning_support, support
+from .support import metrics
 
 PLACED = "{'env,rollout,actor': {node_group: LABEL, placement: '0'}}"
 GROUPS = (
@@ -40,3 +41,46 @@ def test_policies_that_nothing_reads_are_refused(tmp_path: Path, key: str) -> No
     with pytest.raises(ConfigError, match=f"cluster.{key}.*measured times"):
         reasoning_support.small_config(tmp_path, f"cluster.{key}=true")
     assert reasoning_support.small_config(tmp_path, f"cluster.{key}=false").task == "reasoning"
+
+
+def node_group(label: str, **environment: object) -> str:
+    pairs = ", ".join(f"{name}: {value}" for name, value in environment.items())
+    return f"{{label: {label}, node_ranks: 0, env_configs: [{{node_ranks: 0, {pairs}}}]}}"
+
+
+ON_RAY = "cluster.runtime=ray"
+
+
+def test_workers_have_the_environment_that_a_node_group_sets(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    (tmp_path / "told.py").write_text(
+        "import os\n\ndef told(sample):\n    return float(os.environ['RLINF_TEST_TOLD'])\n"
+    )
+    group = node_group("told", env_vars="[{RLINF_TEST_TOLD: 7}]")
+    function = f"reward.functions={{told: {{type: function, function: {tmp_path}/told.py:told}}}}"
+    small = ("runner.total_steps=1", "~warm_start", "~validation", "~reward.functions.answer")
+    run = reasoning_support.train(
+        tmp_path, *small, ON_RAY, f"cluster.node_groups=[{group}]", function
+    )
+    assert [line["reward/told"] for line in metrics(run) if "reward/told" in line] == [7.0]
+
+
+@pytest.mark.parametrize(
+    "environment", [{"env_vars": "[{A: 1}]"}, {"python_interpreter_path": "/opt/python"}]
+)
+def test_an_environment_that_no_thread_can_have_is_refused(
+    tmp_path: Path, environment: dict[str, object]
+) -> None:
+    groups = f"cluster.node_groups=[{node_group('mine', **environment)}]"
+    with pytest.raises(ConfigError, match=r"in node group 'mine', but .* threads .*runtime: ray"):
+        reasoning_support.small_config(tmp_path, groups)
+
+
+def test_a_node_has_one_environment(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    first = node_group("first", env_vars="[{A: 1}, {B: 2}]")
+    alike = f"cluster.node_groups=[{first}, {node_group('second', env_vars='[{B: 2}]')}]"
+    assert reasoning_support.small_config(tmp_path, ON_RAY, alike).task == "reasoning"
+    other = f"cluster.node_groups=[{first}, {node_group('second', env_vars='[{B: 3}]')}]"
+    with pytest.raises(ConfigError, match=r"node 0 B = '2' in node group 'first' and '3' in 'se"):
+        reasoning_support.small_config(tmp_path, ON_RAY, other)

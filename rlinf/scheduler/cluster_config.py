@@ -49,6 +49,14 @@ class NodeGroupEnvConfig(StrictModel):
                     f"Each node env_var dict must contain exactly one key-value pair, got {entry}. "
                     "Start a new '-' entry for every variable."
                 )
+            for name, item in entry.items():
+                # None and true would arrive as Python writes them, and a list as no program reads.
+                if type(item) not in (str, int, float):
+                    text = "" if item is None else str(item).lower()
+                    raise ClusterConfigError(
+                        f"Environment variable '{name}' must be text or a number, got {item!r}. "
+                        f"Write in quotes what programs are to read, such as '{text}'."
+                    )
         return [{str(key): str(item) for key, item in entry.items()} for entry in value]
 
 

@@ -174,6 +174,18 @@ BAD = [
         r"exactly one key-value pair",
     ),
     (
+        lambda: group(env_configs=[{"node_ranks": 0, "env_vars": [{"A": None}]}]),
+        r"'A' must be text or a number, got None\. .* such as ''\.",
+    ),
+    (
+        lambda: group(env_configs=[{"node_ranks": 0, "env_vars": [{"A": True}]}]),
+        r"'A' must be text or a number, got True\. .* such as 'true'\.",
+    ),
+    (
+        lambda: group(env_configs=[{"node_ranks": 0, "env_vars": [{"A": ["b"]}]}]),
+        r"'A' must be text or a number, got \['b'\]",
+    ),
+    (
         lambda: group(env_configs=[{"node_ranks": 0, "env_vars": [{"A": "1"}, {"A": "2"}]}]),
         r"'A' in env_config is duplicated",
     ),

@@ -305,6 +305,7 @@ class PlacedConfig(StrictModel):
             if getattr(cluster, key):
                 why = "is not asked here: each such choice is made from measured times"
                 raise illegal(f"cluster.{key}", why, hint="leave it out, or false")
+        self._check_hardware()
         self._check_environments()
         if isinstance(cluster.plan, Plan):
             self._check_plan(cluster.plan)
@@ -334,6 +335,18 @@ class PlacedConfig(StrictModel):
             _ = self.plan
         except PlacementError as error:
             raise illegal(_PLACEMENT, str(error)) from error
+
+    def _check_hardware(self) -> None:
+        """Refuse what node groups say of resources that no component can be placed on."""
+        for group in self.cluster.node_groups or []:
+            for key in ("hardware", "ignore_hardware"):
+                if getattr(group, key):
+                    raise illegal(
+                        "cluster.node_groups",
+                        f"sets {key} in node group '{group.label}', which has no effect on a task: "
+                        "components are placed by the devices of the whole cluster",
+                        hint="leave it out; a program on the scheduler places workers on arms",
+                    )
 
     def _check_environments(self) -> None:
         """Refuse environments of nodes that no worker gets, or that contradict each other there."""

@@ -84,3 +84,11 @@ def test_a_node_has_one_environment(tmp_path: Path) -> None:
     other = f"cluster.node_groups=[{first}, {node_group('second', env_vars='[{B: 3}]')}]"
     with pytest.raises(ConfigError, match=r"node 0 B = '2' in node group 'first' and '3' in 'se"):
         reasoning_support.small_config(tmp_path, ON_RAY, other)
+
+
+@pytest.mark.parametrize("said", ["hardware: {type: Franka, configs: []}", "ignore_hardware: true"])
+def test_resources_that_no_component_is_placed_on_are_refused(tmp_path: Path, said: str) -> None:
+    groups = f"cluster.node_groups=[{{label: arms, node_ranks: 0, {said}}}]"
+    match = f"sets {said.partition(':')[0]} in node group 'arms', which has no effect on a task"
+    with pytest.raises(ConfigError, match=match):
+        support.small_config(tmp_path, groups)

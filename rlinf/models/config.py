@@ -39,6 +39,8 @@ class ModelConfig(StrictModel):
 
     published_as: ClassVar[tuple[str, ...]] = ()
     """What ``config.json`` of a published directory calls the model."""
+    also_called: ClassVar[tuple[str, ...]] = ()
+    """Names of other models by which directories of this one may go as well."""
     half_precision: ClassVar[bool] = False
     """Whether it can act and train in bfloat16."""
     repeats_layers: ClassVar[bool] = True
@@ -327,9 +329,7 @@ MODELS = {
 def type_of_directory(directory: Path) -> str:
     """Which model a published directory holds, by what its config.json calls it; a ConfigError
     where none does."""
-    content = read_settings(directory.expanduser() / "config.json")
-    said = {str(content.get(key)) for key in ("type", "model_type", "policy_type")}
-    said.update(map(str, content.get("architectures") or ()))
+    said = _names_of_directory(directory)
     known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
     if found := said & known.keys():
         return known[min(found)]
@@ -338,6 +338,33 @@ def type_of_directory(directory: Path) -> str:
         f"{directory} is of no model that is known here ({names}); nearest: "
         f"{', '.join(sorted(known))}"
     )
+
+
+def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
+    """Refuse a directory whose config.json calls it another model than that of ``config``. One that
+    is called nothing known is left to who reads the weights.
+
+    Raises:
+        ConfigError: It is of another model, whose type is named.
+    """
+    said = _names_of_directory(directory, key="path")
+    known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
+    found = said & known.keys()
+    if found and not found & {*config.published_as, *config.also_called}:
+        other = known[min(found)]
+        raise ConfigError(
+            f"{directory} holds `{min(found)}`, as its config.json says, and not {config.type}; "
+            f"nearest: {other}, or the directory of a model of the type {config.type}",
+            key="type",
+        )
+
+
+def _names_of_directory(directory: Path, *, key: str = "") -> set[str]:
+    """What the config.json of a published directory calls its model, in whichever program's key."""
+    content = read_settings(directory.expanduser() / "config.json", key=key)
+    said = {str(content.get(key)) for key in ("type", "model_type", "policy_type")}
+    architectures = content.get("architectures")
+    return said | set(map(str, architectures if isinstance(architectures, list) else ()))
 
 
 REGISTRY = Registry("model", "rlinf.models", MODELS, ModelConfig)

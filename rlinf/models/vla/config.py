@@ -16,7 +16,7 @@ from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weigh
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section, sought
-from rlinf.models.config import ModelConfig, Width
+from rlinf.models.config import ModelConfig, Width, require_type_of_directory
 from rlinf.models.vla.conventions import ActionConventions
 
 if TYPE_CHECKING:
@@ -248,6 +248,8 @@ class PublishedConfig(ModelConfig):
                 "for the policy.safetensors of a run",
                 key="path",
             )
+        if self.path is not None:
+            require_type_of_directory(self.path, self)
         if self.weights is not None:
             require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():

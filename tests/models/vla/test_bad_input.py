@@ -148,6 +148,10 @@ CASES: dict[str, tuple[Any, str]] = {
     "missing camera": (lambda d: {**TINY, "cameras": ["main_image"]}, "did you mean `main_images`"),
     "no camera": (lambda d: {**TINY, "cameras": [None]}, "name one"),
     "another type": (lambda d: {"path": d, "type": "pi0"}, "holds pi05, not pi0; nearest: pi05"),
+    "another family": (
+        lambda d: {"path": written(d, "config.json", '{"type": "act"}'), "type": "smolvla"},
+        "^type: .* holds `act`, as its config.json says, and not smolvla; nearest: act, or",
+    ),
     "half a checkpoint": (lambda d: {"path": halved(d)}, "holds no pi05: no vision"),
     "untied": (lambda d: {"path": untied(d)}, "which are one tensor of the model"),
     "a download that broke off": (lambda d: {"path": cut(d)}, "model.safetensors"),

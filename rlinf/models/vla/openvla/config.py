@@ -15,6 +15,7 @@ class OpenVLAConfig(TokenConfig):
 
     implementation = "rlinf.models.vla.openvla.policy:OpenVLAPolicy"
     published_as = ("openvla",)
+    also_called = ("openvla_oft",)
     type: Literal["openvla"] = "openvla"
     """Which policy this section configures."""
     center_crop: bool = False
@@ -27,6 +28,7 @@ class OpenVLAOFTConfig(OpenVLAConfig):
 
     implementation = "rlinf.models.vla.openvla.policy:OpenVLAOFTPolicy"
     published_as = ("openvla_oft",)
+    also_called = ("openvla",)
     only_with: ClassVar = {"new_parts": "path"}
     type: Literal["openvla_oft"] = "openvla_oft"  # type: ignore[assignment]
     """Which policy this section configures."""

@@ -18,6 +18,7 @@ class PI0Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi0", "dexbotic_pi0")
+    also_called = ("pi05",)  # the weights say which one it is
     only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["pi0"] = "pi0"
     """Which policy this section configures."""
@@ -30,6 +31,7 @@ class PI05Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
+    also_called = ("pi0", "dexbotic_pi0")
     only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""

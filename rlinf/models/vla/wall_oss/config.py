@@ -24,6 +24,7 @@ class WallOSSConfig(FlowConfig):
 
     implementation = "rlinf.models.vla.wall_oss.policy:WallOSSPolicy"
     published_as = ("wall_x", "Qwen2_5_VLMoEForAction")
+    also_called = ("qwen2_5_vl",)  # what it was made from
     type: Literal["wall_oss"] = "wall_oss"
     """Which policy this section configures."""
     view_names: tuple[str, ...] | None = Field(default=None, min_length=1)

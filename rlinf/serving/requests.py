@@ -130,7 +130,13 @@ class RequestReader:
         try:
             if not isinstance(row, Mapping):
                 raise RefusedRequestError(f"is no mapping but {type(row).__name__}")
-            return self._row(dict(self._renamed(row)))
+            given = dict(self._renamed(row))
+            if self._prefix(given) is not None:
+                raise RefusedRequestError(
+                    f"`{PREFIX}` and `{PREFIX_WEIGHTS}` go with an observation that is sent alone; "
+                    f"leave them out, or send it without `{BATCH}`"
+                )
+            return self._row(given)
         except RefusedRequestError as error:
             raise RefusedRequestError(f"observation {number} of the batch: {error}") from error
 

@@ -144,6 +144,15 @@ def test_bad_prefixes_are_refused(prefix: Any, weights: Any, told: str) -> None:
     assert told in str(caught.value)
 
 
+def test_a_batch_has_no_prefixes() -> None:
+    extra = {"prefix": np.zeros((2, 3), np.float32), "prefix_weights": np.ones(2, np.float32)}
+    told = "observation 0 of the batch: `prefix` and `prefix_weights` go with an observation that"
+    with pytest.raises(RefusedRequestError, match=told):
+        reader(continues=True).read({"batch": [given() | extra]})
+    with pytest.raises(RefusedRequestError, match="the policy continues no chunk"):
+        reader().read({"batch": [given() | extra]})
+
+
 def test_messages_are_those_of_openpi() -> None:
     message = {
         "a": np.arange(6, dtype=np.int16).reshape(2, 3),

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from rlinf.checkpoint.weights import save_tensors
+from rlinf.checkpoint.weights_file import MODEL, read_header
 from rlinf.errors import ConfigError
 from rlinf.models.vla.loading import NameLayout, Translated, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING, OF_PI05, PI0_ALONE
@@ -26,12 +27,14 @@ class Family:
 
     Args:
         title: Of the models, as said to a user.
+        types: What files of runs call them.
         layouts: Their names in files.
         unused_width: Columns of the output head that files store and no computation reads; its
             rows are those of the vocabulary.
     """
 
     title: str
+    types: tuple[str, ...]
     layouts: tuple[NameLayout, ...]
     unused_width: Callable[[Translated], int]
 
@@ -47,8 +50,8 @@ class Family:
 # Files of runs name the parts of both alike, but a projector of SmolVLA has no bias: where layouts
 # know equally many names of a file, it is of the first.
 FAMILIES = (
-    Family("SmolVLA", SMOLVLA_LAYOUTS, lambda found: found.shape(EMBEDDING)[1]),
-    Family("π₀ and π₀.₅", PI0_LAYOUTS, lambda found: found.shape(_ACTIONS)[0]),
+    Family("SmolVLA", ("smolvla",), SMOLVLA_LAYOUTS, lambda found: found.shape(EMBEDDING)[1]),
+    Family("π₀ and π₀.₅", ("pi0", "pi05"), PI0_LAYOUTS, lambda found: found.shape(_ACTIONS)[0]),
 )
 
 
@@ -61,6 +64,14 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
     Raises:
         ConfigError: No layout knows the file, it is not whole, or its model has no such layout.
     """
+    written = read_header(source).get(MODEL)
+    if written is not None and not any(written in each.types for each in FAMILIES):
+        raise ConfigError(
+            f"{source} is of a model of type {written}; layouts are known of "
+            f"{' and of '.join(each.title for each in FAMILIES)} alone; nearest: rlinf convert run "
+            "RUN, which writes the format of the directory that a run began with",
+            key="path",
+        )
     found = translate(open_weights(source), [one for each in FAMILIES for one in each.layouts])
     family = next(each for each in FAMILIES if found.layout in each.layouts)
     for needed in (EMBEDDING, _ACTIONS):

@@ -147,6 +147,10 @@ def test_a_run_of_smolvla_that_trained_all_becomes_a_published_file(tmp_path: Pa
     save_file({name: own[name] for name in own if name.startswith("network.expert")}, path)
     with pytest.raises(ConfigError, match="the file of a run has what was trained alone"):
         convert(path, "lerobot")
+    # Its parts have the same names, of which this model has others besides.
+    save_file(load_file(path), path, {"model": "gr00t"})
+    with pytest.raises(ConfigError, match="is of a model of type gr00t; layouts are known of Smol"):
+        convert(path, "lerobot")
 
 
 @pytest.mark.parametrize(("kind", "billions"), [("pi0", 3.501), ("pi05", 3.617)])

@@ -80,7 +80,8 @@ class ChunkPolicy(VLAPolicy):
         if self._reads_states and self.state_dim > size.state_dim:
             raise ConfigError(
                 f"the environment's states have {self.state_dim} dimensions, the model reads "
-                f"{size.state_dim}",
+                f"{size.state_dim}; nearest: an environment whose states have {size.state_dim} or "
+                "fewer, or that shows none",
                 key="model.type",
             )
         with in_section("model.conventions"):

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -340,6 +341,19 @@ def test_another_type_is_refused(published: Path, kind: str) -> None:
     assert caught.value.key == "model.type"
     with pytest.raises(ConfigError, match="nearest: 8"):
         REGISTRY.load(kind)(path=published, num_action_chunks=9).build(SEVEN)
+
+
+def test_states_that_are_too_wide_are_refused(published: Path, kind: str) -> None:
+    if kind == "pi05":
+        pytest.skip("it is told the state as text")
+    for file in published.rglob("norm_stats.json"):
+        stats = json.loads(file.read_text())
+        state = stats["norm_stats"]["state"]  # of another robot
+        stats["norm_stats"]["state"] = {name: list(range(39)) for name in state}
+        file.write_text(json.dumps(stats))
+    wide = replace(SEVEN, observation_shapes={"states": (39,), "main_images": (56, 56, 3)})
+    with pytest.raises(ConfigError, match=r"have 39 .* reads 8; nearest: .* 8 or fewer, or that"):
+        REGISTRY.load(kind)(path=published, num_action_chunks=5).build(wide)
 
 
 @pytest.mark.parametrize("tiny", [True, False])

@@ -16,6 +16,7 @@ from rlinf.envs.metaworld.adapter import (
     task_names,
     tasks_of,
 )
+from rlinf.errors import ConfigError
 from rlinf.processes.wire import decode_tree, encode_tree
 
 mujoco = pytest.importorskip("mujoco")
@@ -257,6 +258,29 @@ def test_pictures_show_the_scene_upright():
     assert np.array_equal(picture, again)
 
 
+def test_pictures_with_effects_are_those_of_metaworld(monkeypatch):
+    from rlinf.envs.metaworld.task import PHYSICS, physics
+
+    options = MetaWorldOptions(task="push-v3", images=True, image_size=64, effects=True)
+    env = MetaWorldEnv(options)
+    picture = env.reset(seed=0)[0]["main_images"].astype(np.float64)
+    window = type(env._task._shared.painter(effects=True)._window)
+    monkeypatch.setenv("MUJOCO_GL", window.__module__.split(".")[1])
+    drawn = {"render_mode": "rgb_array", "camera_name": "corner2", "width": 64, "height": 64}
+    reference = env_dict.ALL_V3_ENVIRONMENTS["push-v3"](**drawn)
+    reference._set_task_called = True
+    reference._freeze_rand_vec = False
+    reference.reset()
+    own = env._task._env
+    reference.model.body_pos[:] = own.model.body_pos
+    reference.model.site_pos[:] = own.model.site_pos
+    mujoco.mj_setState(reference.model, reference.data, physics(own), PHYSICS)
+    mujoco.mj_forward(reference.model, reference.data)
+    turned = reference.render()[::-1, ::-1]  # its camera stands on its head
+    assert np.abs(picture - turned).mean() < 0.1
+    reference.close()
+
+
 def test_a_blind_step_is_the_same_step():
     actions = np.random.default_rng(0).uniform(-1, 1, (10, 4)).astype(np.float32)
     env = MetaWorldEnv(MetaWorldOptions(task="push-v3"))
@@ -303,3 +327,34 @@ def test_the_expert_of_a_set_of_tasks_acts_for_the_present_one():
         assert alone is not None
         told = act({**seen, "task_ids": np.array(number)})
         assert np.array_equal(told, alone(seen))
+
+
+def test_the_robot_may_be_shown_what_it_knows_of_itself_alone():
+    pictures = {"task": "push-v3", "images": True, "image_size": 32}
+    whole, own = (
+        MetaWorldEnv(MetaWorldOptions(**pictures, robot_states=only)) for only in (False, True)
+    )
+    assert own.observation_space["states"].shape == (4,)
+    seen = [env.reset(seed=3)[0] for env in (whole, own)]
+    for _ in range(5):
+        assert np.array_equal(seen[0]["states"][:4], seen[1]["states"])
+        action = np.array([0.5, -0.2, 0.1, 1.0], np.float32)
+        seen = [env.step(action)[0] for env in (whole, own)]
+    hand = own._task._env.get_endeff_pos()
+    assert np.allclose(seen[1]["states"][:3], hand)
+    assert MetaWorldEnv.expert(own.options) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"robot_states": True}, "nothing shows where the objects are"),
+        (
+            {"robot_states": True, "images": True, "partially_observable": True},
+            "has no effect with robot_states",
+        ),
+    ],
+)
+def test_states_of_the_robot_go_with_pictures(options, reason):
+    with pytest.raises(ConfigError, match=reason):
+        MetaWorldEnv.check(MetaWorldOptions(task="push-v3", **options), 100)

@@ -27,6 +27,7 @@ from rlinf.errors import ConfigError, MissingPackageError
 
 CAMERAS = ("topview", "corner", "corner2", "corner3", "corner4", "behindGripper", "gripperPOV")
 STATE_SIZE = 39
+ROBOT_STATE_SIZE = 4
 MT10 = (
     "reach-v3", "push-v3", "pick-place-v3", "door-open-v3", "drawer-open-v3", "drawer-close-v3",
     "button-press-topdown-v3", "peg-insert-side-v3", "window-open-v3", "window-close-v3",
@@ -42,7 +43,9 @@ class MetaWorldOptions:
 
     only_with: ClassVar = {
         "image_size": "images: true",
+        "effects": "images: true",
         "partially_observable": "states: true",
+        "robot_states": "states: true",
     }
 
     task: str
@@ -50,6 +53,10 @@ class MetaWorldOptions:
 
     states: bool = True
     """Whether observations hold ``states`` [39]: two frames of arm and objects, then the goal."""
+
+    robot_states: bool = False
+    """Whether ``states`` is [4], as in published sets and models of MetaWorld: what the robot knows
+    of itself, the position of the gripper and how far it is open."""
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3]."""
@@ -62,6 +69,10 @@ class MetaWorldOptions:
 
     render_size: int = 320
     """Height and width of the pictures of a video."""
+
+    effects: bool = False
+    """Whether shadows, reflections, sky and multisampling are drawn, as MetaWorld draws them and
+    published models saw them: several times slower on a CPU."""
 
     partially_observable: bool = False
     """Whether the goal is hidden from ``states`` (its three entries are 0)."""
@@ -104,8 +115,9 @@ class MetaWorldEnv(SimulatorEnv):
         if options.camera != "gripperPOV":  # which may be shut in between the fingers
             self.never_black = ("main_images",)
         shapes: dict[str, tuple[int, ...]] = {}
+        self._shown = ROBOT_STATE_SIZE if options.robot_states else STATE_SIZE
         if options.states:
-            shapes["states"] = (STATE_SIZE,)
+            shapes["states"] = (self._shown,)
         if options.images:
             shapes["main_images"] = (options.image_size, options.image_size, 3)
         self.observation_space = observation_space(shapes)
@@ -127,7 +139,7 @@ class MetaWorldEnv(SimulatorEnv):
     @classmethod
     def expert(cls, options: MetaWorldOptions) -> Callable[[Observation], np.ndarray] | None:
         """MetaWorld's own scripted policy of the task; it reads the whole state."""
-        if not options.states or options.partially_observable:
+        if not options.states or options.robot_states or options.partially_observable:
             return None
         from metaworld.policies import ENV_POLICY_MAP
 
@@ -164,16 +176,19 @@ class MetaWorldEnv(SimulatorEnv):
         """Return states and picture of the present state."""
         observation: Observation = {}
         if self.options.states:
-            observation["states"] = self._states.astype(np.float32)
+            observation["states"] = self._states[: self._shown].astype(np.float32)
         if self.options.images:
-            observation["main_images"] = self._task.picture(
-                self.options.camera, self.options.image_size
-            )
+            observation["main_images"] = self._picture(self.options.image_size)
         return observation
 
     def render(self) -> Any:
         """Return a picture, uint8 [render_size, render_size, 3]."""
-        return self._task.picture(self.options.camera, self.options.render_size)
+        return self._picture(self.options.render_size)
+
+    def _picture(self, size: int) -> np.ndarray:
+        options = self.options
+        picture: np.ndarray = self._task.picture(options.camera, size, effects=options.effects)
+        return picture
 
     def get_state(self) -> dict[str, Any]:
         """Return physics, placements and the attributes that rewards depend on."""
@@ -227,5 +242,16 @@ def tasks_of(name: str) -> tuple[str, ...]:
 def _check_pictures(options: MetaWorldOptions) -> None:
     if not (options.states or options.images):
         raise ConfigError("`states` or `images` must be true, else nothing is seen", key="options")
+    if options.robot_states and not options.images:
+        raise ConfigError(
+            "the robot knows of itself only, and nothing shows where the objects are; nearest: "
+            "options.images=true, or options.robot_states=false",
+            key="options.robot_states",
+        )
+    if options.robot_states and options.partially_observable:
+        raise ConfigError(
+            "has no effect with robot_states: true, which holds no goal; leave it out",
+            key="options.partially_observable",
+        )
     require_known("camera", options.camera, CAMERAS)
     require_picture_sizes(options)

@@ -51,7 +51,13 @@ class _SharedModel:
         self.pristine = (self.body_pos.copy(), self.site_pos.copy())
         self.owner: Any = None
         self.starts: OrderedDict[bytes, np.ndarray] = OrderedDict()
-        self.painter = Painter(self.model)
+        self._painters: dict[bool, Painter] = {}
+
+    def painter(self, *, effects: bool) -> Painter:
+        """Who draws the model, with shadows, reflections and sky or without."""
+        if effects not in self._painters:
+            self._painters[effects] = Painter(self.model, effects=effects)
+        return self._painters[effects]
 
     def place(self, owner: Any, body_pos: np.ndarray, site_pos: np.ndarray) -> None:
         """Put the positions of ``owner`` into the model."""
@@ -308,10 +314,10 @@ class MetaWorldTask:
         observation, reward, info = self._env.quick_step(action)
         return observation, float(reward), info
 
-    def picture(self, camera: str, size: int) -> np.ndarray:
+    def picture(self, camera: str, size: int, *, effects: bool = False) -> np.ndarray:
         """A picture of the present state, uint8 [size, size, 3]."""
         self._enter()
-        return self._shared.painter.paint(self._env.data, camera, size)
+        return self._shared.painter(effects=effects).paint(self._env.data, camera, size)
 
     def get_state(self) -> dict[str, Any]:
         """Physics, placements and plain attributes."""

@@ -173,7 +173,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         try:
             videos = play_episodes(groups, shown, frames=count).frames
         except RunFailure as failure:
-            reason = str(failure).rstrip().splitlines()[-1]  # its process adds a stack
+            # Its process adds a stack, whose last line begins with a class.
+            reason = str(failure).rstrip().splitlines()[-1].removeprefix("RuntimeError: ")
             if "draws no pictures" not in reason:
                 reason += "; `rlinf doctor` says what rendering needs"
             log.warning("no video: %s.", reason)

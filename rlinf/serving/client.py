@@ -29,7 +29,7 @@ class ActionClient:
         timeout: Seconds after which a server that does not answer counts as lost.
 
     Raises:
-        ServerError: It cannot be reached, or refuses the token.
+        ServerError: It cannot be reached, or refuses the token, or no token can be like this one.
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
@@ -38,6 +38,11 @@ class ActionClient:
         settings: dict[str, Any] = {
             "compression": None, "max_size": None, "proxy": None, "close_timeout": _FAREWELL
         }  # fmt: skip
+        if token and not token.isprintable():  # what is raised later would show the token
+            raise ServerError(
+                "the token has a line end or another sign that no header may have, as where it was "
+                "read from a file; strip it"
+            )
         if token:
             settings["additional_headers"] = {"Authorization": f"Api-Key {token}"}
         try:

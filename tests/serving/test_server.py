@@ -222,6 +222,9 @@ def test_without_the_token_nothing_but_health_is_told(running: Running) -> None:
         told = "refuses this token" if token else "asks for a token"
         with pytest.raises(ServerError, match=rf"{told}.*401"):
             ActionClient(f"ws://{running.address}", token)
+    with pytest.raises(ServerError, match="has a line end") as refused:
+        ActionClient(f"ws://{running.address}", TOKEN + "\n")
+    assert TOKEN not in str(refused.value)
     for path in ("/metrics", "/infer", "/reload"):
         with pytest.raises(urllib.error.HTTPError) as caught:
             http(running, path, None if path == "/metrics" else b"", Authorization="Api-Key ä")

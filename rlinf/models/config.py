@@ -329,8 +329,7 @@ MODELS = {
 def type_of_directory(directory: Path) -> str:
     """Which model a published directory holds, by what its config.json calls it; a ConfigError
     where none does."""
-    said = _names_of_directory(directory)
-    known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
+    said, known = _names_of_directory(directory), _published_names()
     if found := said & known.keys():
         return known[min(found)]
     names = ", ".join(sorted(said - {"None"})) or "its config.json names none"
@@ -347,9 +346,8 @@ def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
     Raises:
         ConfigError: It is of another model, whose type is named.
     """
-    said = _names_of_directory(directory, key="path")
-    known = {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
-    found = said & known.keys()
+    known = _published_names()
+    found = _names_of_directory(directory, key="path") & known.keys()
     if found and not found & {*config.published_as, *config.also_called}:
         other = known[min(found)]
         raise ConfigError(
@@ -357,6 +355,11 @@ def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
             f"nearest: {other}, or the directory of a model of the type {config.type}",
             key="type",
         )
+
+
+def _published_names() -> dict[str, str]:
+    """The type of model by what config.json of published directories calls it."""
+    return {each: name for name in REGISTRY.names() for each in REGISTRY.load(name).published_as}
 
 
 def _names_of_directory(directory: Path, *, key: str = "") -> set[str]:

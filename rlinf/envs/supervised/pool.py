@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -164,9 +163,8 @@ class EnvPool:
 
     def close(self) -> None:
         """End every process and give the memory back."""
-        if self._processes:  # each is given a while
-            with ThreadPoolExecutor(len(self._processes)) as threads:
-                list(threads.map(EnvProcess.close, self._processes))
+        for process in self._processes:
+            process.close()
         self._processes = []
         if self._memory >= 0:
             os.close(self._memory)

@@ -164,7 +164,7 @@ def _serve(
 
     try:
         place = torch.device(device or process_device())
-        torch.empty(0, device=place)
+        torch.empty(1, device=place).item()  # a device that computes, which "meta" is not
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         why = str(error).splitlines()[0][:200]
         raise ConfigError(

@@ -9,6 +9,7 @@ from typing import Any
 from rlinf.config.load import LoadedRecipe, load_recipe
 from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean
+from rlinf.config.schema import section_class
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import CONFIG_FILE
@@ -43,17 +44,20 @@ def task_of_run(source: Path) -> AnyTask:
 
 def of_other_types(config: Path, overrides: Sequence[str]) -> list[str]:
     """The overrides of a run's configuration, in which every default is written: a component of
-    another type begins without the keys of the one that it replaces."""
-    data, former = load_recipe(str(config), []).data, list[str]()
+    another type has none of the keys that only the one that it replaces knows."""
+    recipe, former = load_recipe(str(config), []), list[str]()
     for each in overrides:
         key, _, value = each.partition("=")
         section, _, last = key.rpartition(".")
-        present: Any = data
+        present: Any = recipe.data
         for part in section.split("."):
             present = present.get(part) if isinstance(present, Mapping) else None
         of_type = present.get("type") if isinstance(present, Mapping) else None
         if last == "type" and of_type not in (None, value) and f"~{section}" not in overrides:
-            former.append(f"~{section}")
+            other = load_recipe(str(config), [each]).data
+            found = section_class(task_of(recipe).config_class, section, other)
+            shared = {"type", *(found.model_fields if found is not None else ())}
+            former += [f"~{section}.{name}" for name in present if name not in shared]
     return [*former, *overrides]
 
 

@@ -125,23 +125,34 @@ def read_tests(answer: Any) -> Tests:
     unknown = set(answer) - {"pairs", "inputs", "outputs", "asserts", "setup", "entry_point"}
     if unknown:
         raise ValueError(f"the answer has unknown keys: {', '.join(sorted(map(str, unknown)))}")
+    for key in ("pairs", "inputs", "outputs"):
+        if not isinstance(answer.get(key, []), list | tuple):
+            raise ValueError(f"`{key}` is a list")
     inputs, outputs = answer.get("inputs", []), answer.get("outputs", [])
     if len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs for {len(outputs)} outputs")
     pairs = [*answer.get("pairs", []), *zip(inputs, outputs, strict=True)]
-    if any(len(pair) != 2 or not all(isinstance(text, str) for text in pair) for pair in pairs):
+    if not all(map(_is_pair, pairs)):
         raise ValueError("a pair is a text for standard input and the expected output")
     asserts = answer.get("asserts", [])
     if not isinstance(asserts, list | tuple) or not all(isinstance(text, str) for text in asserts):
         raise ValueError("`asserts` is a list of statements")
+    entry_point = answer.get("entry_point")
+    if not isinstance(entry_point, str | None):
+        raise ValueError(f"`entry_point` is the name of a function, not {entry_point!r}")
     if not pairs and not asserts:
         raise ValueError("the answer holds no tests")
     return Tests(
         pairs=tuple((first, second) for first, second in pairs),
         asserts=tuple(asserts),
         setup=str(answer.get("setup") or ""),
-        entry_point=answer.get("entry_point"),
+        entry_point=entry_point,
     )
+
+
+def _is_pair(value: Any) -> bool:
+    texts = isinstance(value, list | tuple) and all(isinstance(text, str) for text in value)
+    return texts and len(value) == 2
 
 
 def same_output(output: str, expected: str) -> bool:

@@ -94,9 +94,12 @@ def test_a_view_passes_over_what_is_damaged(run: Path, capsys: pytest.CaptureFix
     assert "shown is the plan of the configuration" in capsys.readouterr().err
 
 
-def test_a_component_of_another_type_takes_none_of_the_former_keys(
+def test_a_component_of_another_type_takes_of_the_former_keys_what_it_knows(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    assert main(["resume", str(run), "actor.type=fsdp"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "a resumed run keeps what it trains; not changeable: actor.type" in told
     assert main(["resume", str(run), "weight_sync.type=bucket"]) == 0
     assert "type: bucket" in (run / "config.yaml").read_text()
     assert main(["resume", str(run), "weight_sync.type=buckt"]) == 2

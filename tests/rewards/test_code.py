@@ -271,7 +271,10 @@ def test_a_forged_verdict_is_a_failure(reward, name):
         ({"inputs": ["1"], "outputs": []}, "1 inputs for 0 outputs"),
         ({"pairs": [["1"]]}, "a pair is"),
         ({"pairs": [["1", 2]]}, "a pair is"),
+        ({"inputs": "12", "outputs": "34"}, "`inputs` is a list"),
+        ({"pairs": 5}, "`pairs` is a list"),
         ({"asserts": "assert f()"}, "list of statements"),
+        ({"asserts": ["assert f()"], "entry_point": 5}, "`entry_point` is the name of a function"),
     ],
 )
 def test_an_answer_without_tests_is_refused(answer, reason):

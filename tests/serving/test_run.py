@@ -196,6 +196,8 @@ def test_a_token_is_made_and_what_a_run_saw_is_asked_of_the_simulator_where_it_i
         ),
         (["env.num_envs=2"], "env.num_envs=2 has no effect here; nearest: model.path=PATH"),
         (["--host", "203.0.113.1"], "cannot listen at 203.0.113.1"),
+        (["--device", "abacus"], "--device = 'abacus': "),
+        (["--device", "meta"], "--device = 'meta': "),
     ],
 )
 def test_bad_options_are_refused(

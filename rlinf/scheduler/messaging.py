@@ -205,13 +205,14 @@ class Messaging:
             pair = self.__pair_transfer(process, peer, options)
             payload = process.encode(value, pair=pair)
             stream = (peer, self._worker_address.get_name(), "pair")
-            if payload.nbytes < LARGE_BYTES:
+            nbytes = payload.nbytes + (pair.nbytes if pair is not None else 0)
+            if nbytes < LARGE_BYTES:
                 process.endpoint.tell(host, "mail.deliver", stream, head, False, payloads=[payload])
             else:
                 received = process.endpoint.request(
                     host, "mail.deliver", stream, head, True, payloads=[payload]
                 )
-                earlier = self.__bound(peer, payload.nbytes, received)
+                earlier = self.__bound(peer, nbytes, received)
             if pair is not None:
                 pair.flush()
         what = f"{peer} to receive earlier messages"

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from pathlib import Path
+from typing import Any, cast
 
 DONE = "-- done --"
 
@@ -84,7 +85,54 @@ def imitation(directory: Path, *overrides: str) -> None:
     imitate(directory, *overrides)
 
 
+def both_send_first(directory: Path, *_: str) -> None:
+    """Two workers that send each other tensors before either receives, by a library that sends no
+    sooner than the other side receives."""
+    import pytest
+    import torch
+
+    from rlinf.scheduler import AcceleratorUtil
+    from rlinf.scheduler.transport import accelerator, payload
+    from tests.pretend.accelerator import DEVICE
+    from tests.scheduler.test_accelerator_transfer import Meeting, worker
+
+    del directory
+    meeting, codec = Meeting(), payload.Codec(cast(Any, None))  # messages use no shared memory
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accelerator, "process_group", meeting.join)
+        patch.setattr(AcceleratorUtil, "get_device_type", lambda _: DEVICE.type)
+        messages, lost = [], _Unpicklable()
+        for own, peer in [("a", "b"), ("b", "a")]:
+            pair = accelerator.PairTransfer(
+                worker(own, [int(own == "b")]), worker(peer, [int(own == "a")]), None
+            )
+            small = torch.tensor(len(messages), dtype=torch.int16, device=DEVICE)
+            large = torch.arange(6.0, device=DEVICE).view(2, 3).requires_grad_()
+            # Encoded anew, by value, for the sake of a class that cannot be imported.
+            messages.append(codec.encode([small, large, small, lost], pair=pair, inline=True))
+            assert pair.nbytes == 2 + 24
+            pair.flush()
+            small.add_(7)
+        for number, message in enumerate(messages):
+            one, two, three, _ = codec.decode(message)
+            assert one is three
+            assert (one.device, one.dtype, one.item()) == (DEVICE, torch.int16, number)
+            assert two.requires_grad
+            assert two.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def _of_no_module() -> type:
+    class Unpicklable:
+        pass
+
+    return Unpicklable
+
+
+_Unpicklable = _of_no_module()
+
+
 KINDS = {
+    "both_send_first": both_send_first,
     "embodied": embodied,
     "off_policy": off_policy,
     "forgetful": forgetful,

@@ -81,6 +81,10 @@ def assert_close(left: list[dict[str, float]], right: list[dict[str, float]]) ->
             assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
 
 
+def test_two_workers_may_both_send_first(pretend: Pretend, tmp_path: Path) -> None:
+    assert not pretend.run("both_send_first", tmp_path / "transfer")
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -1,6 +1,8 @@
 """Transport of accelerator tensors: the choices run anywhere, the transfers on a GPU."""
 
 import dataclasses
+import queue
+import threading
 
 import pytest
 import torch
@@ -41,6 +43,38 @@ def test_tensors_that_are_not_contiguous_are_refused():
     pair = PairTransfer(worker("a", [0]), worker("b", [0]), None)
     with pytest.raises(ValueError, match="must be contiguous when using P2P communication"):
         pair.reduce(torch.ones(3, 2).T)
+
+
+class Meeting:
+    """Process groups of two that stand in for the library's, in one process: a send takes until
+    the other side receives."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, queue.Queue] = {}
+        self._lock = threading.Lock()
+
+    def join(self, place: str, rank: int, kind: object, options: object) -> "Meeting.Group":
+        with self._lock:
+            return self.Group(self._places.setdefault(place, queue.Queue()))
+
+    class Group:
+        def __init__(self, tensors: queue.Queue) -> None:
+            self._tensors = tensors
+
+        def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> "Meeting.Group":
+            taken = threading.Event()
+            self._tensors.put((tensors[0], taken))
+            assert taken.wait(60)
+            return self
+
+        def recv(self, tensors: list[torch.Tensor], of: int, tag: int) -> "Meeting.Group":
+            sent, taken = self._tensors.get(timeout=60)
+            assert sent.dtype == tensors[0].dtype == torch.uint8
+            tensors[0].copy_(sent)
+            taken.set()
+            return self
+
+        def wait(self) -> None: ...
 
 
 class Sender(Worker):

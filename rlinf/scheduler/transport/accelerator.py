@@ -6,7 +6,9 @@ memory. **Not run**: written without an accelerator at hand; its tests carry the
 
 from __future__ import annotations
 
+import threading
 from functools import cache
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.accelerators import AcceleratorUtil, CollectiveGroupOptions
@@ -36,7 +38,9 @@ class PairTransfer:
         self._peer = peer
         self._options = options
         self._mode = transfer_mode(own, peer)
-        self._queued: list[torch.Tensor] = []
+        self._announced: list[torch.Tensor] = []
+        self.nbytes = 0
+        """Of the message's tensors that stay on their device."""
 
     def reduce(self, tensor: torch.Tensor) -> Any:
         """How to pickle a tensor; SchedulerValueError if it is not contiguous."""
@@ -46,25 +50,31 @@ class PairTransfer:
                 "when using P2P communication: call .contiguous() before sending"
             )
         if self._mode == "shared" and tensor.device.type == "cuda":
+            self.nbytes += tensor.nbytes
             return _shared(tensor)
         if self._mode == "library":
-            self._queued.append(tensor)
-            place = self._communicator().place
-            kind = self._own.accelerator_type
-            return _receive, (place, kind, self._options, tensor.dtype, tuple(tensor.shape))
+            self.nbytes += tensor.nbytes
+            self._announced.append(tensor)
+            place, kind = self._outgoing().place, self._own.accelerator_type
+            layout = tensor.dtype, tuple(tensor.shape), tensor.requires_grad
+            return _receive, (place, kind, self._options, layout)
         return through_host(tensor)
+
+    def restart(self) -> None:
+        """Forget the message so far, which is encoded once more."""
+        self._announced.clear()
+        self.nbytes = 0
 
     def flush(self) -> None:
         """Send what was announced in the message, after the message."""
-        for tensor in self._queued:
-            self._communicator().send(tensor)
+        for tensor in self._announced:
+            self._outgoing().send(tensor)
 
-    def _communicator(self) -> Communicator:
+    def _outgoing(self) -> Outgoing:
         names = (self._own.address.get_name(), self._peer.address.get_name())
-        if names not in _communicators:
-            kind = self._own.accelerator_type
-            _communicators[names] = Communicator(open_place(), 0, kind, self._options)
-        return _communicators[names]
+        if names not in _outgoing:
+            _outgoing[names] = Outgoing(self._own.accelerator_type, self._options)
+        return _outgoing[names]
 
 
 def transfer_mode(own: WorkerInfo, peer: WorkerInfo) -> Mode:
@@ -119,42 +129,80 @@ def _device_number(uuid: str) -> int:
     raise SchedulerError(f"this process does not see the device {uuid} of the sender")
 
 
-class Communicator:
-    """A process group of a sender, rank 0, and a receiver that meet at a place."""
+class Outgoing:
+    """Tensors on their way to one worker, in order, from a thread and a stream of their own: the
+    library sends no sooner than the other side receives, and of two workers that both send first
+    neither would come to that."""
 
-    def __init__(
-        self, place: str, rank: int, kind: Any, options: CollectiveGroupOptions | None
-    ) -> None:
-        import torch.distributed
-
-        library: Any = torch.distributed
-        self.place = place
-        self._rank = rank
-        store = meet(place, _MEETING_SECONDS)
-        settings = (
-            AcceleratorUtil.get_accel_pg_options(kind, options)
-            or library.ProcessGroupNCCL.Options()
-        )
-        self._group: Any = library.ProcessGroupNCCL(store, rank, 2, settings)
+    def __init__(self, kind: Any, options: CollectiveGroupOptions | None) -> None:
+        self.place = open_place()
+        self._kind, self._options = kind, options
+        self._waiting: SimpleQueue[tuple[torch.Tensor, Any]] = SimpleQueue()
+        self._failure: Exception | None = None
+        threading.Thread(target=self._run, name=f"sends at {self.place}", daemon=True).start()
 
     def send(self, tensor: torch.Tensor) -> None:
-        """Send on the current stream."""
-        self._group.send([tensor.detach()], 1, 0).wait()
+        """What the tensor holds now; SchedulerError where an earlier one could not be sent."""
+        import torch
 
-    def receive(self, tensor: torch.Tensor) -> None:
-        """Receive on the current stream."""
-        self._group.recv([tensor], 0, 0).wait()
+        if self._failure is not None:
+            raise SchedulerError(f"an earlier tensor could not be sent: {self._failure}")
+        device: Any = torch.get_device_module(tensor.device)
+        content = _as_bytes(tensor).clone()
+        stream = device.Stream(device=tensor.device)
+        stream.wait_stream(device.current_stream(tensor.device))
+        self._waiting.put((content, stream))
+
+    def _run(self) -> None:
+        import torch
+
+        try:
+            group = process_group(self.place, 0, self._kind, self._options)
+            while True:
+                content, stream = self._waiting.get()
+                device: Any = torch.get_device_module(content.device)
+                with device.stream(stream):
+                    group.send([content], 1, 0).wait()
+                    sent = device.Event()
+                    sent.record()
+                sent.synchronize()  # until then nothing else may get the memory
+        except Exception as error:  # noqa: BLE001 - whatever it is, the next send tells of it
+            self._failure = error
+
+
+def process_group(place: str, rank: int, kind: Any, options: CollectiveGroupOptions | None) -> Any:
+    """Of a sender, rank 0, and a receiver, rank 1, that meet at a place."""
+    import torch.distributed
+
+    library: Any = torch.distributed
+    store = meet(place, _MEETING_SECONDS)
+    settings = AcceleratorUtil.get_accel_pg_options(kind, options)
+    return library.ProcessGroupNCCL(store, rank, 2, settings or library.ProcessGroupNCCL.Options())
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory of a contiguous tensor as [nbytes] uint8: the library lacks several dtypes."""
+    import torch
+
+    return tensor.detach().view(-1).view(torch.uint8)
 
 
 # Of this process: by pair for sending, by meeting place for receiving.
-_communicators: dict[Any, Communicator] = {}
+_outgoing: dict[tuple[str, str], Outgoing] = {}
+_incoming: dict[str, Any] = {}
 
 
-def _receive(place: str, kind: Any, options: Any, dtype: Any, shape: tuple[int, ...]) -> Any:
+def _receive(
+    place: str,
+    kind: Any,
+    options: Any,
+    layout: tuple[torch.dtype, tuple[int, ...], bool],
+) -> torch.Tensor:
     import torch
 
+    dtype, shape, requires_grad = layout
     tensor = torch.empty(shape, dtype=dtype, device=AcceleratorUtil.get_device_type(kind))
-    if place not in _communicators:
-        _communicators[place] = Communicator(place, 1, kind, options)
-    _communicators[place].receive(tensor)
-    return tensor
+    if place not in _incoming:
+        _incoming[place] = process_group(place, 1, kind, options)
+    _incoming[place].recv([_as_bytes(tensor)], 0, 0).wait()
+    return tensor.requires_grad_(requires_grad)

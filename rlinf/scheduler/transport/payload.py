@@ -147,6 +147,8 @@ class _Encoding:
         """Give the blocks of an encode that did not finish back."""
         for block in self.blocks:
             block.claim(0)
+        if self.pair is not None:
+            self.pair.restart()
 
     def reduce(self, value: Any) -> Any:
         """How to pickle a tensor, an array, a class or a function; NotImplemented for the rest."""

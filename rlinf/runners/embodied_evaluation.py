@@ -41,6 +41,7 @@ EvaluatedT = TypeVar("EvaluatedT", bound=EvaluatedConfig)
 
 _PURPOSE_NUMBERS = {"periodic": 0, "held_out": 1}
 FRAMES_PER_SECOND = 30
+"""Of videos whose simulator does not say its rate; others last as long as their episodes."""
 
 
 class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
@@ -171,7 +172,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         if count == 0:
             return None
         try:
-            videos = play_episodes(groups, shown, frames=count).frames
+            played = play_episodes(groups, shown, frames=count)
         except RunFailure as failure:
             # Its process adds a stack, whose last line begins with a class.
             reason = str(failure).rstrip().splitlines()[-1].removeprefix("RuntimeError: ")
@@ -180,7 +181,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             log.warning("no video: %s.", reason)
             log.debug("why there is no video: %s", failure)
             return None
-        return write_video(path, tile(framed(videos)), FRAMES_PER_SECOND)
+        rate = played.frame_rate or FRAMES_PER_SECOND
+        return write_video(path, tile(framed(played.frames)), rate)
 
 
 def _played_in(sections: Sequence[EnvConfig]) -> dict[str, Any]:

@@ -58,6 +58,8 @@ class EvaluationReport(RolloutReport):
     """What happened in an evaluation; pictures [H, W, 3] by environment and chunk step."""
 
     frames: list[list[np.ndarray]] = field(default_factory=list)
+    frame_rate: float | None = None
+    """Pictures per second of an episode; None where the simulator does not say its rate."""
 
 
 class EnvWorker(StageWorker):
@@ -161,8 +163,12 @@ class EnvWorker(StageWorker):
         """
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
-        tasks = env.env_spec.task_descriptions
-        report = EvaluationReport(frames=[[] for _ in filmed], tasks=tasks)
+        tasks, rate = env.env_spec.task_descriptions, env.env_spec.control_rate
+        report = EvaluationReport(
+            frames=[[] for _ in filmed],
+            frame_rate=None if rate is None else rate / self._config.model.num_action_chunks,
+            tasks=tasks,
+        )
         times = [0] * self._stages
         for stage in range(self._stages):
             observations = env.reset(stage)

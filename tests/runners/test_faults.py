@@ -6,6 +6,7 @@ import threading
 from dataclasses import replace
 
 import gymnasium
+import imageio_ffmpeg
 import numpy as np
 import pytest
 import torch
@@ -50,7 +51,28 @@ class Unseen(Dot):
         return self._position.copy()
 
 
+class Seen(Unseen):
+    """Its position alone, at ten actions a second; pictures of it are videos alone."""
+
+    def render(self):
+        return Dot.render(self)
+
+
 gymnasium.register("Unseen-v0", entry_point=Unseen)
+gymnasium.register("Seen-v0", entry_point=Seen)
+
+
+def test_a_video_lasts_as_long_as_its_episodes(tmp_path):
+    words = [
+        "env.train.options={id: 'tests.runners.test_faults:Seen-v0', render_mode: rgb_array}",
+        "runner.total_env_steps=128",
+        "model.num_action_chunks=2",
+        "evaluation.video_episodes=2",
+    ]
+    recipe = str(write_recipe(tmp_path))
+    finish("train", recipe, f"runner.output_dir={tmp_path}", *words)
+    (video,) = tmp_path.rglob("*.mp4")
+    assert next(imageio_ffmpeg.read_frames(str(video)))["fps"] == 5  # a picture for each chunk
 
 
 def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplog):

@@ -13,7 +13,11 @@ class CheckpointConfig(StrictModel):
     """When checkpoints are written and how many are kept."""
 
     interval: int = Field(default=10, ge=0)
-    """Training steps between two checkpoints; 0 writes one at the end of the run only."""
+    """Training steps between two checkpoints; 0 writes none for their number."""
+
+    minutes: float | None = Field(default=30.0, gt=0)
+    """Minutes after which one is written all the same, with the step that is under way then, so
+    that long steps do not put hours at risk; null: never. One is written at the end anyway."""
 
     keep_last: int | None = Field(default=2, ge=1)
     """Newest checkpoints that are kept; null keeps all."""
@@ -35,6 +39,8 @@ class CheckpointConfig(StrictModel):
     """Go on with a warning, or stop the run, when a checkpoint does not fit on the disk. What was
     committed before stays either way."""
 
-    def due(self, step: int) -> bool:
-        """Whether a checkpoint is to be written after ``step`` training steps."""
-        return self.interval > 0 and step % self.interval == 0
+    def due(self, step: int, minutes: float) -> bool:
+        """Whether a checkpoint is to be written after ``step`` training steps, and so many minutes
+        after the one before."""
+        late = self.minutes is not None and minutes >= self.minutes
+        return late or (self.interval > 0 and step % self.interval == 0)

@@ -81,6 +81,7 @@ class Run:
         self._under_way: deque[RunningStep] = deque()
         self._weights_of = -1  # the step whose weights the rollout workers have, or will have
         self._counts_from = 0  # the first step whose time counts
+        self._saved_at = time.monotonic()
         self._worst: WorstCase | None = None
 
     def run(self, *, resume: bool = False) -> RunState:
@@ -158,8 +159,9 @@ class Run:
         self._metrics_log.log(self.state.step, metrics)
         self._progress.update(self.state.step, metrics)
         self._timeline.write(report.events)
+        minutes = (time.monotonic() - self._saved_at) / 60
         # Asked first: it remembers the best.
-        if self._found_best() or self._config.checkpoint.due(self.state.step):
+        if self._found_best() or self._config.checkpoint.due(self.state.step, minutes):
             self.save(blocking=False)
         return report, seconds
 
@@ -353,6 +355,7 @@ class Run:
         if written and parts is None:
             return tree
         metric = self.state.score if self.state.evaluated_now else None
+        self._saved_at = time.monotonic()
         self._store.save(
             self.state.step, tree, parts=parts, meta=self.task.progress(), metric=metric,
             blocking=blocking,

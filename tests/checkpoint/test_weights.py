@@ -43,8 +43,11 @@ def test_export_holds_tied_weights_under_both_names(tmp_path):
 
 def test_interval():
     config = CheckpointConfig(interval=5)
-    assert [step for step in range(1, 12) if config.due(step)] == [5, 10]
-    assert not CheckpointConfig(interval=0).due(5)
+    assert [step for step in range(1, 12) if config.due(step, 29.9)] == [5, 10]
+    assert config.due(3, 30.0)
+    assert not CheckpointConfig(minutes=None).due(3, 1e6)
+    assert not CheckpointConfig(interval=0).due(5, 29.9)
+    assert CheckpointConfig(interval=0).due(5, 31.0)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

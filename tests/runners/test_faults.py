@@ -37,6 +37,13 @@ def test_a_killed_simulator_is_rebuilt_and_counted(tmp_path):
     assert updates == {4.0}, "every training phase had all of its samples"
 
 
+def test_a_checkpoint_is_written_for_the_time_that_has_passed(tmp_path):
+    words = ["checkpoint={interval: 0, minutes: 1.0e-6, keep_last: null}", "evaluation.interval=0"]
+    run = tmp_path / "run"
+    finish("train", str(write_recipe(tmp_path)), "--run-dir", str(run), *words)
+    assert len({path.name for path in run.glob("checkpoints/step_*")}) == len(metrics(run))
+
+
 class Unseen(Dot):
     """Its position alone; no picture of it can be drawn."""
 

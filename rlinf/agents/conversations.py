@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, wait
 
-from rlinf.agents.tool_use import ToolUse
-from rlinf.data.sequences import Completion
+from rlinf.agents.tool_use import Reply, ToolUse
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -14,6 +14,8 @@ from rlinf.engines.protocol import (
     Weights,
 )
 from rlinf.engines.sessions import Session, Sessions
+
+_PAUSE = 0.05  # s, after which who submits requests gets to do something else
 
 
 class Conversations(Engine):
@@ -37,6 +39,7 @@ class Conversations(Engine):
         self._max_turns, self._max_turn_tokens = max_turns, max_turn_tokens
         self._sessions = Sessions(engine)
         self._requests: dict[int, GenerationRequest] = {}
+        self._asked: dict[int, tuple[Session, Reply]] = {}
         self.continues_exactly = engine.continues_exactly
         self.carries_caches = engine.carries_caches
         self.keeps_stale_caches = engine.keeps_stale_caches
@@ -66,30 +69,47 @@ class Conversations(Engine):
         self._requests[request.request_id] = request
 
     def step(self) -> list[FinishedCompletion]:
-        """One step of the engine; tools reply to the turns that ended by it."""
+        """One step of the engine; tools reply to the turns that ended by it, or by former ones."""
         finished = []
-        for session in self._sessions.step():
-            request = self._requests[session.number]
-            answer = self._answered(session.completion, request)
-            if answer.stop_reason == "abort":
-                session.completion = answer
-                self._go_on(session, request)
+        if len(self._asked) < len(self._requests):
+            for session in self._sessions.step():
+                reply = self._reply(session)
+                if reply is None:
+                    finished.append(self._over(session))
+                else:
+                    self._asked[session.number] = session, reply
+        else:  # a short while for the first of the tools
+            missing = [future for _, reply in self._asked.values() for future in reply.missing]
+            wait(missing, _PAUSE, FIRST_COMPLETED)
+        for session, reply in list(self._asked.values()):
+            if reply.missing:
+                continue
+            self._take(session, reply)
+            if session.completion.stop_reason == "abort":
+                self._go_on(session, self._requests[session.number])
             else:
-                finished.append(self._over(session, answer))
+                finished.append(self._over(session))
         self._note()
         return finished
 
     def progress(self) -> Mapping[int, int]:
         """Tokens so far; see :meth:`Engine.progress`."""
-        return self._engine.progress()
+        waiting = {number: len(session.completion) for number, (session, _) in self._asked.items()}
+        return {**self._engine.progress(), **waiting}
 
     def abort(self, request_ids: Sequence[int] | None = None) -> list[FinishedCompletion]:
         """End requests now; see :meth:`Engine.abort`."""
-        return [self._interrupted(session) for session in self._sessions.abort(request_ids)]
+        waiting = self._waiting if request_ids is None else self._waiting & {*request_ids}
+        if request_ids is not None:
+            request_ids = [number for number in request_ids if number not in waiting]
+        ended = [self._interrupted(session) for session in self._sessions.abort(request_ids)]
+        return ended + self._replied(waiting)
 
     def interrupt(self) -> list[FinishedCompletion]:
         """End all requests, with what was computed of them; see :meth:`Engine.interrupt`."""
-        return [self._interrupted(*found) for found in self._sessions.interrupt()]
+        waiting = self._waiting
+        ended = [self._interrupted(*found) for found in self._sessions.interrupt()]
+        return ended + self._replied(waiting)
 
     def update_weights(self, weights: Weights, version: int) -> None:
         """Replace the weights; see :meth:`Engine.update_weights`."""
@@ -112,6 +132,7 @@ class Conversations(Engine):
     def close(self) -> None:
         """Give everything back."""
         self._requests.clear()
+        self._asked.clear()
         self._use.close()
         self._engine.close()
 
@@ -129,26 +150,50 @@ class Conversations(Engine):
             max_turn_tokens=None if most is None else most - said,
         )
 
-    def _answered(self, turns: Completion, request: GenerationRequest) -> Completion:
-        """A conversation after a turn that ended: over, or with a reply and to be continued."""
+    def _reply(self, session: Session) -> Reply | None:
+        """What tools reply to a turn that ended; None where it called none, or was the last."""
+        turns = session.completion
         if turns.stop_reason != "stop":
-            return turns
-        reply = self._use.reply(turns.tokens[turns.turn_start :])
-        if reply is None:
-            return turns
-        left = request.sampling.max_new_tokens - len(turns)
-        if turns.turns == self._max_turns or len(reply) >= left:
-            return turns.ended("length")
-        return turns.followed_by(reply)
+            return None
+        turn = turns.tokens[turns.turn_start :]
+        calls = self._use.calls(turn)
+        if calls and turns.turns == self._max_turns:
+            session.completion = turns.ended("length")
+            return None
+        return self._use.reply(turn, calls) if calls else None
+
+    def _take(self, session: Session, reply: Reply) -> None:
+        """Put a reply behind a conversation, which then is to be continued, or has no room left."""
+        self._asked.pop(session.number, None)
+        turns, tokens = session.completion, reply.tokens()
+        left = self._requests[session.number].sampling.max_new_tokens - len(turns)
+        if len(tokens) >= left:
+            session.completion = turns.ended("length")
+        else:
+            session.completion = turns.followed_by(tokens)
+
+    @property
+    def _waiting(self) -> set[int]:
+        """Numbers of the conversations that wait for a tool."""
+        return set(self._asked)
+
+    def _replied(self, numbers: set[int]) -> list[FinishedCompletion]:
+        """End conversations once their tools have replied."""
+        found = [self._asked[number] for number in sorted(numbers)]
+        for session, reply in found:
+            self._take(session, reply)
+        return [self._over(session) for session, _ in found]
 
     def _interrupted(self, session: Session, cache: KeptCache | None = None) -> FinishedCompletion:
-        request = self._requests[session.number]
         # Of an engine that generates between the steps, a turn may just have ended.
-        return self._over(session, self._answered(session.completion, request), cache)
+        reply = self._reply(session)
+        if reply is not None:
+            self._take(session, reply)
+        return self._over(session, cache)
 
-    def _over(
-        self, session: Session, answer: Completion, cache: KeptCache | None = None
-    ) -> FinishedCompletion:
+    def _over(self, session: Session, cache: KeptCache | None = None) -> FinishedCompletion:
         del self._requests[session.number]
         session.close()
-        return FinishedCompletion(request_id=session.number, completion=answer, cache=cache)
+        return FinishedCompletion(
+            request_id=session.number, completion=session.completion, cache=cache
+        )

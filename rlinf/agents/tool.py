@@ -28,8 +28,8 @@ class Tool(ABC):
     """Something that a model can call in its answer.
 
     What a call replies is a function of its arguments alone: a run that is continued, or placed
-    otherwise, calls again. It must come to its end quickly, as answers wait for it. Calls come one
-    after the other, from a thread that is not the main one.
+    otherwise, calls again. It must come to its end quickly, as answers wait for it. Calls come from
+    threads that are not the main one: one after the other, unless `max_calls_at_once` says more.
     """
 
     alphabet: str = ""
@@ -102,6 +102,9 @@ class AgentConfig(StrictModel):
     `rollout.sampling.max_new_tokens` bounds them, which counts replies too."""
     max_call_seconds: float = Field(default=10.0, gt=0, le=3600)
     """Time of a call; one that takes longer has failed, as one that raises has."""
+    max_calls_at_once: int = Field(default=1, ge=1, le=1024)
+    """Calls of a worker that are under way at the same time, beside the engine, which each tool
+    must allow; 1: one after the other, and the engine waits."""
     max_reply_tokens: int = Field(default=64, ge=1)
     """Tokens of a reply, without what stands around it; what is longer is cut off."""
 

@@ -22,8 +22,19 @@ _MOST_ABANDONED = 8
 """Calls that may go on behind their limit; each is a thread that takes time from the others."""
 
 
+class _Line:
+    """A thread that takes calls of a tool, one after the other."""
+
+    def __init__(self, name: str, tool: Tool) -> None:
+        self.calls: queue.SimpleQueue[Arguments | None] = queue.SimpleQueue()
+        self.replies: queue.SimpleQueue[object] = queue.SimpleQueue()
+        parts = (tool, self.calls, self.replies)
+        threading.Thread(target=_serve, args=parts, name=f"tool {name}", daemon=True).start()
+
+
 class ToolCalls:
-    """Calls one tool, in a thread of its own, and counts what it fails to do.
+    """Calls one tool, in threads of its own, and counts what it fails to do; may itself be called
+    from several threads.
 
     A failure is an exception other than ToolError, a reply that is no text, or none within the
     limit. The model is told that the tool failed, and the first failure is logged with its reason.
@@ -36,10 +47,10 @@ class ToolCalls:
 
     def __init__(self, name: str, tool: Tool, *, seconds: float) -> None:
         self._name, self._tool, self._seconds = name, tool, seconds
+        self._lock = threading.Lock()
         self._answered = False
         self._abandoned = 0
-        self._calls: queue.SimpleQueue[Arguments | None] | None = None
-        self._replies: queue.SimpleQueue[object]
+        self._idle: list[_Line] = []
         self.failures = 0
         """Calls so far that failed."""
 
@@ -57,23 +68,25 @@ class ToolCalls:
             if isinstance(reply, str):
                 return reply
             raise reply
-        self._note(reply, arguments)
+        with self._lock:
+            self._note(reply, arguments)
         raise ToolError("the tool failed")
 
     def _reply(self, arguments: Arguments) -> object:
         """A text, what was raised, or something else that the tool returned."""
-        if self._calls is None:
-            self._calls, self._replies = queue.SimpleQueue(), queue.SimpleQueue()
-            parts = (self._tool, self._calls, self._replies)
-            name = f"tool {self._name}"
-            threading.Thread(target=_serve, args=parts, name=name, daemon=True).start()
-        self._calls.put(arguments)
+        with self._lock:
+            line = self._idle.pop() if self._idle else _Line(self._name, self._tool)
+        line.calls.put(arguments)
         try:
-            return self._replies.get(timeout=self._seconds)
+            reply = line.replies.get(timeout=self._seconds)
         except queue.Empty:
-            self._calls.put(None)  # should it ever end
-            self._calls, self._abandoned = None, self._abandoned + 1
+            line.calls.put(None)  # should it ever end
+            with self._lock:
+                self._abandoned += 1
             return TimeoutError(f"no reply within {self._seconds:g} s")
+        with self._lock:
+            self._idle.append(line)
+        return reply
 
     def _note(self, reply: object, arguments: Arguments) -> None:
         """Count a failure; a RunFailure where there were too many."""
@@ -91,10 +104,9 @@ class ToolCalls:
             raise RunFailure(f"{text} ({what})")
 
     def close(self) -> None:
-        """End the thread."""
-        if self._calls is not None:
-            self._calls.put(None)
-            self._calls = None
+        """End the threads."""
+        while self._idle:
+            self._idle.pop().calls.put(None)
 
 
 def _serve(

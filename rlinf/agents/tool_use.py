@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,8 +15,42 @@ from rlinf.agents.tool import AgentConfig, ToolError
 from rlinf.agents.tool_calls import ToolCalls
 from rlinf.errors import RunFailure, in_section
 
+_Waiting = queue.SimpleQueue[tuple[Call | ToolError, Future[str]] | None]
+
 _CHARACTERS = 64
 """Of a reply that are looked at for each token that it may have."""
+
+
+class Reply:
+    """What follows a turn that calls tools, once all of them have replied.
+
+    Args:
+        around: Tokens before, between and behind the replies.
+        replies: The texts of the replies.
+        shown: Gives the tokens of one.
+    """
+
+    def __init__(
+        self,
+        around: Sequence[Sequence[int]],
+        replies: Sequence[Future[str]],
+        shown: Callable[[str], list[int]],
+    ) -> None:
+        self._around, self._replies, self._shown = around, replies, shown
+
+    @property
+    def missing(self) -> list[Future[str]]:
+        """Replies that are not there yet."""
+        return [reply for reply in self._replies if not reply.done()]
+
+    def tokens(self) -> np.ndarray:
+        """[m] int64, after a wait for what is missing; raises what :meth:`ToolCalls.call` does."""
+        first, *others = self._around
+        given = list(first)
+        for reply, behind in zip(self._replies, others, strict=True):
+            given += self._shown(reply.result())
+            given += behind
+        return np.array(given, np.int64)
 
 
 class ToolUse:
@@ -49,19 +86,38 @@ class ToolUse:
         """Tokens that end a call."""
         self.stop = self._form.stop
         """Texts that end a call and are more than one token."""
+        self._waiting: _Waiting = queue.SimpleQueue()
+        self._callers: list[threading.Thread] = []
 
-    def reply(self, turn: Sequence[int] | np.ndarray) -> np.ndarray | None:
-        """The tokens [m] that follow a turn; None where it calls no tool: the answer is over."""
-        tokens = [int(token) for token in turn]
-        calls = self._form.calls(tokens)
-        if not calls:
-            return None
-        first, *others = self._form.around(tokens, len(calls))
-        given = list(first)
-        for call, behind in zip(calls, others, strict=True):
-            given += self._shown(self._result(call))
-            given += behind
-        return np.array(given, np.int64)
+    def calls(self, turn: Sequence[int] | np.ndarray) -> list[Call | ToolError]:
+        """What a turn calls; none: the answer is over."""
+        return self._form.calls([int(token) for token in turn])
+
+    def reply(self, turn: Sequence[int] | np.ndarray, calls: Sequence[Call | ToolError]) -> Reply:
+        """Call what a turn calls; the reply may take its time where several calls may."""
+        around = self._form.around([int(token) for token in turn], len(calls))
+        return Reply(around, [self._begun(call) for call in calls], self._shown)
+
+    def _begun(self, call: Call | ToolError) -> Future[str]:
+        found: Future[str] = Future()
+        most = self._config.max_calls_at_once
+        if most == 1:
+            found.set_result(self._result(call))
+            return found
+        if len(self._callers) < most:
+            caller = threading.Thread(target=self._run, name="calls of tools", daemon=True)
+            self._callers.append(caller)
+            caller.start()
+        self._waiting.put((call, found))
+        return found
+
+    def _run(self) -> None:
+        while (item := self._waiting.get()) is not None:
+            call, found = item
+            try:
+                found.set_result(self._result(call))
+            except BaseException as error:  # noqa: BLE001 - raised where the reply is asked for
+                found.set_exception(error)
 
     @property
     def failures(self) -> int:
@@ -70,6 +126,8 @@ class ToolUse:
 
     def close(self) -> None:
         """Let the tools go."""
+        for _ in self._callers:
+            self._waiting.put(None)
         for tool in self._tools.values():
             tool.close()
 
@@ -85,8 +143,8 @@ class ToolUse:
         sampled: list[bool] = []
         for turn in self._form.turns(said):
             own = self._encoded(turn)
-            reply = self.reply(own)
-            given = [] if reply is None else reply.tolist()
+            calls = self.calls(own)
+            given = self.reply(own, calls).tokens().tolist() if calls else []
             tokens += own + given
             sampled += [True] * len(own) + [False] * len(given)
         if self.failures:

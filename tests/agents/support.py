@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from rlinf.agents.tool import AgentConfig
+from rlinf.agents.tool import AgentConfig, Tool
 from rlinf.data.sequences import StopReason
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
@@ -22,6 +22,17 @@ ALPHABET = "0123456789+-*/()= :.abcdefghijklmnopqrstuvwxyz"
 def tokenizer(folder: Path) -> Any:
     """One token for each character and mark."""
     return train_tokenizer([ALPHABET], folder, whole=(*ANSWER_TAGS, *CALCULATOR.whole))
+
+
+class Told(Tool):
+    """Does what a function does."""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        self._function = function
+
+    def call(self, arguments: str) -> str:
+        found: str = self._function(arguments)
+        return found
 
 
 class ScriptedEngine(Engine):

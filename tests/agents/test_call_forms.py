@@ -207,6 +207,6 @@ def test_replies_between_tags_of_ones_own(words: Any) -> None:
     )
     assert config.whole == ("<calc>", "</calc>", "<tool_response>", "</tool_response>")
     use = ToolUse(config, words)
-    reply = use.reply(words.encode("so <calc>1+1</calc>", add_special_tokens=False))
-    assert reply is not None
+    turn = words.encode("so <calc>1+1</calc>", add_special_tokens=False)
+    reply = use.reply(turn, use.calls(turn)).tokens()
     assert words.decode(reply.tolist()) == "<tool_response>2</tool_response>"

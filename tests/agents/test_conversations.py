@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +16,16 @@ pytest.importorskip("transformers")
 
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool import AgentConfig
+from rlinf.agents.tool_calls import ToolCalls
 from rlinf.agents.tool_use import ToolUse
 from rlinf.data.sequences import Completion, PromptGroup, Score, assemble_sequences
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
+from rlinf.errors import RunFailure
 
-from .support import CALCULATOR, ScriptedEngine, array, tokenizer
+from .support import CALCULATOR, ScriptedEngine, Told, array, tokenizer
+
+AT_ONCE = CALCULATOR.model_copy(update={"max_calls_at_once": 4})
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +41,12 @@ class Talk:
         self.said = [[*self.encode(text), words.eos_token_id] for text in said]
         self.engine = ScriptedEngine(dict(enumerate(self.said)), words.eos_token_id)
         limits = {"max_turns": config.max_turns, **limits}
-        self.conversations = Conversations(self.engine, ToolUse(config, words), **limits)
+        self.use = ToolUse(config, words)
+        self.conversations = Conversations(self.engine, self.use, **limits)
+
+    def let_tool(self, function: Callable[[str], Any]) -> None:
+        """Have the tool do what a function does."""
+        self.use._tools["calc"] = ToolCalls("calc", Told(function), seconds=10)
 
     def encode(self, text: str) -> list[int]:
         found: list[int] = self.words.encode(text, add_special_tokens=False)
@@ -130,8 +142,10 @@ def test_a_call_before_this_turn_is_no_call(words: Any) -> None:
 
 
 def test_turns_are_bounded(words: Any) -> None:
-    talk = Talk(words, "<calc>1+1</calc>" * 9, max_turns=3)
+    talk, asked = Talk(words, "<calc>1+1</calc>" * 9, max_turns=3), []
+    talk.let_tool(lambda arguments: asked.append(arguments) or "2")
     (found,) = talk.ended()
+    assert asked == ["1+1"] * 2  # nobody reads a reply to the last one
     assert talk.text(found) == "<calc>1+1</calc><result>2</result>" * 2 + "<calc>1+1</calc>"
     assert found.truncated
     assert found.turns == 3
@@ -182,7 +196,15 @@ def replied(words: Any, folder: Path, body: str) -> Any:
     )
     section = {"type": "function", "function": f"{file}:reply"}
     config = AgentConfig(tools={"calc": section}, max_reply_tokens=8)
-    return ToolUse(config, words).reply(words.encode("<calc>1</calc>"))
+    found = following(ToolUse(config, words), words.encode("<calc>1</calc>"))
+    assert found is not None
+    return found
+
+
+def following(use: ToolUse, turn: list[int]) -> np.ndarray | None:
+    """The tokens that follow a turn."""
+    calls = use.calls(turn)
+    return use.reply(turn, calls).tokens() if calls else None
 
 
 @pytest.mark.parametrize("body", [r"return '1\ud83d2'", r"raise ToolError('1\ud83d2')"])
@@ -220,20 +242,23 @@ def test_calls_end_by_text_where_their_marks_are_no_tokens(tmp_path: Path) -> No
     use = ToolUse(CALCULATOR, plain)
     assert use.stop == ("</calc>",)
     assert use.turn_ends == ()
-    reply = use.reply(plain.encode("<calc>5+6</calc>"))
+    reply = following(use, plain.encode("<calc>5+6</calc>"))
     assert reply is not None
     assert plain.decode(reply.tolist()) == "<result>11</result>"
-    assert use.reply(plain.encode("<calc>5+6</calc> and")) is None
+    assert following(use, plain.encode("<calc>5+6</calc> and")) is None
     talk = Talk(plain, "<calc>5+6</calc>")
     talk.conversations.submit(talk.requests()[0])
     assert talk.engine.taken[0].sampling.stop == ("</calc>",)
 
 
+@pytest.mark.parametrize("config", [CALCULATOR, AT_ONCE], ids=["one call", "several calls"])
 @pytest.mark.parametrize("steps", range(1, 16))
-def test_interrupted_anywhere_it_goes_on_to_the_same(words: Any, steps: int) -> None:
+def test_interrupted_anywhere_it_goes_on_to_the_same(
+    words: Any, steps: int, config: AgentConfig
+) -> None:
     said = ("<calc>12+34</calc><calc>46*2</calc><answer>92</answer>", "<calc>1</calc>0")
     whole = Talk(words, *said).ended()
-    first = Talk(words, *said)
+    first = Talk(words, *said, config=config)
     for request in first.requests():
         first.conversations.submit(request)
     ended: dict[int, Completion] = {}
@@ -246,7 +271,7 @@ def test_interrupted_anywhere_it_goes_on_to_the_same(words: Any, steps: int) -> 
     part = {item.request_id: item for item in first.conversations.abort()}
     assert first.conversations.unfinished == 0
     assert {item.completion.stop_reason for item in part.values()} <= {"abort"}
-    second = Talk(words, *said)
+    second = Talk(words, *said, config=config)
     for request in second.requests():
         if request.request_id in part:
             begun = part[request.request_id].completion
@@ -257,6 +282,48 @@ def test_interrupted_anywhere_it_goes_on_to_the_same(words: Any, steps: int) -> 
         assert ended[number].tokens.tolist() == completion.tokens.tolist()
         assert ended[number].mask.tolist() == completion.mask.tolist()
         assert ended[number].stop_reason == completion.stop_reason
+
+
+def test_answers_go_on_while_tools_of_others_are_at_work(words: Any) -> None:
+    call = "<calc>1</calc><answer>0</answer>"
+    talk, over = Talk(words, call, call, "<answer>5</answer>", config=AT_ONCE), threading.Event()
+    talk.let_tool(lambda arguments: "7" if over.wait(10) else "late")
+    for request in talk.requests():
+        talk.conversations.submit(request)
+    found: dict[int, Completion] = {}
+    while talk.conversations.unfinished:
+        assert talk.conversations.progress().keys() | found.keys() == {0, 1, 2}
+        found |= {item.request_id: item.completion for item in talk.conversations.step()}
+        if 2 in found:
+            over.set()
+    assert [talk.text(found[n]) for n in (0, 1)] == [
+        "<calc>1</calc><result>7</result><answer>0</answer><eos>"
+    ] * 2
+
+
+@pytest.mark.parametrize("numbers", [None, [0]])
+def test_an_answer_that_is_interrupted_at_a_call_takes_the_reply_along(
+    words: Any, numbers: list[int] | None
+) -> None:
+    talk, begun = Talk(words, "<calc>1</calc>0", "5" * 20, config=AT_ONCE), threading.Event()
+    talk.let_tool(lambda arguments: (begun.wait(10) and time.sleep(0.1)) or "7")
+    for request in talk.requests():
+        talk.conversations.submit(request)
+    for _ in range(5):
+        assert not talk.conversations.step()
+    begun.set()
+    ended = {item.request_id: item.completion for item in talk.conversations.abort(numbers)}
+    assert talk.text(ended[0]) == "<calc>1</calc><result>7</result>"
+    assert ended[0].stop_reason == "abort"
+    assert talk.conversations.unfinished == (0 if numbers is None else 1)
+    assert len(ended) == (2 if numbers is None else 1)
+
+
+def test_a_tool_that_never_answers_beside_the_engine_ends_the_run(words: Any) -> None:
+    talk = Talk(words, *["<calc>1</calc>0"] * 9, config=AT_ONCE)
+    talk.let_tool(lambda arguments: {}["key"])
+    with pytest.raises(RunFailure, match=r"KeyError: 'key'.*\(all of 8 calls\)"):
+        talk.ended()
 
 
 def test_a_demonstration_has_the_replies_of_the_tools(words: Any) -> None:

@@ -10,20 +10,11 @@ from typing import Any
 
 import pytest
 
-from rlinf.agents.tool import Tool, ToolError
+from rlinf.agents.tool import ToolError
 from rlinf.agents.tool_calls import ToolCalls
 from rlinf.errors import RunFailure
 
-
-class Told(Tool):
-    """Does what a function does."""
-
-    def __init__(self, function: Callable[[str], Any]) -> None:
-        self._function = function
-
-    def call(self, arguments: str) -> str:
-        found: str = self._function(arguments)
-        return found
+from .support import Told
 
 
 def refuse(arguments: str) -> str:

@@ -207,8 +207,10 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
 class BatchStep:
     """What followed one action, or one chunk of C, in each of the N rows of a batch."""
 
-    observations: Observation
-    """By key [N, ...]; of rows that the simulator reset by itself, those after the reset."""
+    observations: Observation | Callable[[], Observation]
+    """By key [N, ...]; of rows that the simulator reset by itself, those after the reset. Or what
+    reads them from the device: of a chunk only the last ones are read, and those that an episode
+    ends with, before anything else is done with the simulator."""
     rewards: np.ndarray
     """[N] float; [N, C] after a whole chunk."""
     terminated: np.ndarray
@@ -217,9 +219,9 @@ class BatchStep:
     """[N] bool; by the simulator itself."""
     success: np.ndarray
     """[N] bool."""
-    final_observations: Observation | None = None
-    """By key [N, ...], what rows showed before the simulator reset them; None where it tells
-    nothing, and the observations after the reset stand for them."""
+    final_observations: Observation | Callable[[], Observation] | None = None
+    """The same of what rows showed before the simulator reset them; None where it tells nothing,
+    and the observations after the reset stand for them."""
 
 
 class SimulatorBatch(Simulator):

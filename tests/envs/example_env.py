@@ -130,6 +130,8 @@ class PointBatchOptions:
     one_in: int = 1
     at_end: bool = False
     together: bool = False
+    reads: bool = False
+    """Whether observations are handed over as what reads them, with how often that was done."""
 
 
 class PointBatch(SimulatorBatch):
@@ -141,8 +143,11 @@ class PointBatch(SimulatorBatch):
     def __init__(self, options: PointBatchOptions, num_envs: int) -> None:
         super().__init__(options, num_envs)
         self.judged_at_end = options.at_end
+        self._reads = 0
         box = spaces.Box(-np.inf, np.inf, (options.size,), np.float32)
         self.observation_space = spaces.Dict({"states": box})
+        if options.reads:
+            self.observation_space["proprioception"] = spaces.Box(0, np.inf, (1,), np.float32)
         self.action_space = spaces.Box(-1.0, 1.0, (options.size,), np.float32)
         self._position = np.zeros((num_envs, options.size), np.float32)
         self._steps = np.zeros(num_envs, int)
@@ -162,7 +167,17 @@ class PointBatch(SimulatorBatch):
             self._position[row] = generator.uniform(-1, 1, self.options.size)
             self._bad[row] = seed % self.options.one_in == 0
         self._steps[rows] = 0
-        return {"states": self._position.copy()}
+        return self._seen()
+
+    def _seen(self) -> Any:
+        seen = {"states": self._position.copy()}
+        if self.options.reads:
+            seen["proprioception"] = np.full((self.num_envs, 1), self._reads, np.float32)
+        return seen
+
+    def _read(self) -> Any:
+        self._reads += 1
+        return self._seen()
 
     def step(self, actions: np.ndarray) -> BatchStep:
         self._position += np.float32(0.1) * actions
@@ -188,7 +203,8 @@ class PointBatch(SimulatorBatch):
             if self.options.misbehaviour == "rewards":
                 rewards = rewards[1:]
         reached = distance < 0.1
-        return BatchStep(observations, rewards, reached, np.zeros_like(reached), reached)
+        seen = self._read if self.options.reads else observations
+        return BatchStep(seen, rewards, reached, np.zeros_like(reached), reached)
 
     def render(self, row: int) -> np.ndarray:
         return np.full((32, 32, 3), 255, np.uint8)

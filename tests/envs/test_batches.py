@@ -107,6 +107,23 @@ def test_stages_are_batches_of_their_own(batch):
         assert np.array_equal(one.observations["states"], states)
 
 
+def test_of_a_chunk_only_the_last_observations_are_read_and_those_of_an_end(batch):
+    """The others stay where the simulator has them; all that a rollout sees is the same."""
+    settings = {"max_episode_steps": 6, "ignore_terminations": True}
+    given, read = play(batch(**settings)), play(batch(options={"reads": True}, **settings))
+    for (one,), (other,) in zip(given, read, strict=True):
+        assert np.array_equal(one.rewards, other.rewards)
+        assert np.array_equal(one.observations["states"], other.observations["states"])
+        assert np.array_equal(one.final_mask, other.final_mask)
+    # Episodes of six end with the second action of every other chunk of four, once for all rows.
+    counts = [step.observations["proprioception"].max() for (step,) in read]
+    assert counts == [1, 2, 3, 4, 5, 6, 7, 8]
+    ends = [
+        step.final_observations["proprioception"].max() for (step,) in read if step.final_mask.any()
+    ]
+    assert ends == [2, 4, 6, 8]
+
+
 def test_ignored_terminations_go_on_to_the_limit(batch):
     steps = play(batch(ignore_terminations=True, max_episode_steps=10))
     assert not any(step.terminations.any() for (step,) in steps)

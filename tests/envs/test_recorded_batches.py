@@ -160,9 +160,9 @@ def test_isaac_lab_rows_that_end_show_what_they_showed_before_it_reset_them(batc
     ended = step.terminated
     assert np.array_equal(ended, step.success)
     assert isaac._env.resets == ended.sum() > 0
-    last = step.final_observations["proprioception"][ended, :3]
+    last = step.final_observations()["proprioception"][ended, :3]
     assert np.abs(last - before.numpy()[ended]).max() < 0.06  # one step further
-    assert np.abs(step.observations["proprioception"][ended, :3]).max() < 0.31  # a new start
+    assert np.abs(step.observations()["proprioception"][ended, :3]).max() < 0.31  # a new start
     assert np.array_equal(step.rewards, ended.astype(np.float32))  # the task has no rewards
 
 
@@ -346,7 +346,7 @@ def test_gsenv_rewards_success_alone(batch: Any) -> None:
             break
     assert step.success.all()
     assert step.terminated.all()
-    assert step.observations["main_images"].shape == (1, 480, 640, 3)
+    assert step.observations()["main_images"].shape == (1, 480, 640, 3)
     assert gsenv.task_descriptions == ("pick up the cube and put it on the plate",)
 
 

@@ -140,7 +140,7 @@ class GSEnv(SimulatorBatch):
         seen, _, _, truncated, info = self._env.step(given)
         success = to_numpy(info["success"]).astype(bool)
         return BatchStep(
-            observations=self._observed(seen),
+            observations=lambda: self._observed(seen),
             rewards=success.astype(np.float32),
             terminated=success,
             truncated=to_numpy(truncated).astype(bool),

@@ -95,12 +95,12 @@ class ManagerBasedBatch(SimulatorBatch):
         # Where rows begin anew within the step. The entry stays from the last time that some did.
         final = extras.get("final_obs") if (ends | truncated).any() else None
         return BatchStep(
-            observations=self._observed(seen),
+            observations=lambda: self._observed(seen),
             rewards=rewards,
             terminated=ends,
             truncated=truncated,
             success=success,
-            final_observations=None if final is None else self._observed(final),
+            final_observations=None if final is None else lambda: self._observed(final),
         )
 
     def close(self) -> None:

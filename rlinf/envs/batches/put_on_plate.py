@@ -177,8 +177,7 @@ class PutOnPlateEnv(SimulatorBatch):
         self._tasks = np.zeros(num_envs, np.int64)
         self._earned = np.zeros(num_envs, np.float32)
         everything = np.arange(num_envs)
-        self._seen = self.reset(everything, everything)
-        self.observation_space = row_space(self._seen)
+        self.observation_space = row_space(self.reset(everything, everything))
         limits = scene.single_action_space
         self.action_space = spaces.Box(
             np.asarray(limits.low, np.float32), np.asarray(limits.high, np.float32)
@@ -237,8 +236,8 @@ class PutOnPlateEnv(SimulatorBatch):
         seen, _ = self._env.reset(options=given)
         self._require_words(rows)
         self._earned[rows] = 0.0
-        self._seen = self._observed(seen)
-        return self._seen
+        self._seen = seen
+        return self._observed(seen)
 
     def step(self, actions: np.ndarray) -> BatchStep:
         """Execute one action [N, 7]."""
@@ -246,9 +245,9 @@ class PutOnPlateEnv(SimulatorBatch):
         success = to_numpy(info["success"]).astype(bool)
         worth = self._worth(info, success)
         rewards, self._earned = worth - self._earned, worth
-        self._seen = self._observed(seen)
+        self._seen = seen
         return BatchStep(
-            observations=self._seen,
+            observations=lambda: self._observed(seen),
             rewards=rewards,
             terminated=to_numpy(terminated).astype(bool),
             truncated=to_numpy(truncated).astype(bool),
@@ -261,7 +260,7 @@ class PutOnPlateEnv(SimulatorBatch):
 
     def render(self, row: int) -> np.ndarray:
         """Return the picture that the policy sees."""
-        frame: np.ndarray = self._seen["main_images"][row]
+        frame: np.ndarray = self._observed(self._seen)["main_images"][row]
         return frame
 
     def close(self) -> None:

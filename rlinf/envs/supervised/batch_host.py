@@ -11,7 +11,12 @@ import numpy as np
 from rlinf.envs.base import BatchStep, Observation, Simulator, SimulatorBatch
 from rlinf.envs.results import TASK_IDS, FaultReason
 from rlinf.envs.supervised.block import Status
-from rlinf.envs.supervised.checks import EnvSideFault, guarded, require_array
+from rlinf.envs.supervised.checks import (
+    EnvSideFault,
+    ObservationRows,
+    guarded,
+    require_array,
+)
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.errors import RunFailure
 
@@ -136,37 +141,45 @@ class BatchHost(EnvHost):
                 step = guarded(batch.chunk_step, actions, lengths)
             else:
                 step = guarded(batch.step, actions[:, 0])
-            seen = self._with_tasks(step.observations, batch)
-            self._check(step, seen, (len(rows), width) if batch.whole_chunks else (len(rows),))
+            self._check(step, (len(rows), width) if batch.whole_chunks else (len(rows),))
             rewards = np.asarray(step.rewards, np.float64).reshape(len(rows), width)
-            sound = (np.isfinite(rewards) | ~executed).all(axis=1) & self._finite(seen)
+            sound = (np.isfinite(rewards) | ~executed).all(axis=1)
             rewards = np.where(executed, rewards, 0.0)
-            for position in np.flatnonzero(running & ~sound).tolist():
-                running[position] = False
-                detail = f"row {position} of the batch holds a NaN or an infinity"
-                fault = EnvSideFault(FaultReason.NOT_FINITE, detail)
-                self._invalidate(int(rows[position]), fault)
-                broken.append(int(rows[position]))
+            terminated = np.asarray(step.terminated, bool) & (not rules.ignore_terminations)
+            truncated = np.asarray(step.truncated, bool) | (lengths == left)
+            ended = running & (terminated | truncated)
+            wanted = ended.any() or column + width == chunk
+            if wanted or not callable(step.observations):  # else they stay on the device
+                seen = self._read(step.observations, self._observations, batch)
+                sound &= self._finite(seen)
+            broken += self._close_unsound(rows, running & ~sound)
+            running &= sound
             live = rows[running]
             block["steps"][live] += lengths[running]
             block["episode_return"][live] += rewards[running].sum(axis=1)
             scaled = rewards[running] * rules.reward_scale
             block["rewards"][live, column : column + width] = scaled
-            terminated = np.asarray(step.terminated, bool) & (not rules.ignore_terminations)
-            truncated = np.asarray(step.truncated, bool)
-            truncated |= block["steps"][rows] >= rules.max_episode_steps
-            ended = running & (terminated | truncated)
+            ended &= running
             success = np.asarray(step.success, bool)
             success = (success & ended if batch.judged_at_end else success)[running]
             block["success_once"][live] |= success
             block["success_now"][live] = success
             if ended.any():
-                finals = seen if step.final_observations is None else step.final_observations
-                self._end_rows(stage, ended, terminated, truncated, self._with_tasks(finals, batch))
+                finals = seen
+                if step.final_observations is not None:
+                    finals = self._read(step.final_observations, self._finals, batch)
+                self._end_rows(stage, ended, terminated, truncated, finals)
                 running &= ~ended
         if running.any():
             self._observations.write_sound(seen, np.flatnonzero(running), rows[running])
         self._begin_next(stage, broken)
+
+    def _close_unsound(self, rows: np.ndarray, unsound: np.ndarray) -> list[int]:
+        """Close the episodes of the rows that hold what is no number; which they are."""
+        for position in np.flatnonzero(unsound).tolist():
+            detail = f"row {position} of the batch holds a NaN or an infinity"
+            self._invalidate(int(rows[position]), EnvSideFault(FaultReason.NOT_FINITE, detail))
+        return [int(row) for row in rows[unsound]]
 
     def _end_rows(
         self,
@@ -260,19 +273,27 @@ class BatchHost(EnvHost):
             block[name][row] = False
         self._episodes.note_fault(row, fault, known=known)
 
-    def _check(self, step: BatchStep, seen: Observation, rewards: tuple[int, ...]) -> None:
+    @staticmethod
+    def _check(step: BatchStep, rewards: tuple[int, ...]) -> None:
         """Refuse what is not of N rows, or rewards that are not of this shape.
 
         What of it is not finite is a matter of its row.
         """
-        count = rewards[0]
-        self._observations.check_batch(seen, count)
         require_array("`rewards`", step.rewards, rewards)
         for name in ("terminated", "truncated", "success"):
-            require_array(f"`{name}`", getattr(step, name), (count,))
-        if step.final_observations is not None:
-            finals = {**step.final_observations, **{k: seen[k] for k in seen if k == TASK_IDS}}
-            self._finals.check_batch(finals, count)
+            require_array(f"`{name}`", getattr(step, name), rewards[:1])
+
+    def _read(
+        self,
+        source: Observation | Callable[[], Observation],
+        written: ObservationRows,
+        batch: SimulatorBatch,
+    ) -> Observation:
+        """The observations of a step; refused where they are not of N rows as in the block."""
+        found = guarded(source) if callable(source) else source
+        seen = self._with_tasks(found, batch)
+        written.check_batch(seen, batch.num_envs)
+        return seen
 
     def _with_tasks(self, observations: Observation, batch: SimulatorBatch) -> Observation:
         if not self._tells_task:

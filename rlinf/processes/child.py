@@ -143,6 +143,7 @@ class SupervisedProcess:
             os.close(lifeline)
         self.pid = self._process.pid
         self._module, self._logged = module, 0
+        self._closed_by: float | None = None
         with contextlib.suppress(OSError):  # one that has ended already is noticed later
             send(self.connection, {"operation": "start", **settings})
 
@@ -263,15 +264,23 @@ class SupervisedProcess:
             self._lifeline = -1
         self.connection.close()
 
+    def begin_close(self, seconds: float = _CLOSE_SECONDS) -> None:
+        """Have it close what it has, for so long at most, which :meth:`close` waits for; nothing
+        may be in flight."""
+        if self._lifeline >= 0 and self._closed_by is None:
+            self._closed_by = time.monotonic() + seconds
+            with contextlib.suppress(OSError, ProcessLostError):
+                self.send(CLOSE)
+
     def close(self, seconds: float = _CLOSE_SECONDS) -> None:
         """Let it close what it has, for so long at most, then end it; nothing may be in flight."""
-        deadline = time.monotonic() + seconds
-        if self._lifeline >= 0:
+        self.begin_close(seconds)
+        if self._lifeline >= 0 and self._closed_by is not None:
             with contextlib.suppress(
                 OSError, ValueError, UserError, ProcessLostError, subprocess.TimeoutExpired
             ):
-                self.ask(CLOSE, seconds=seconds)
-                self._process.wait(max(0.0, deadline - time.monotonic()))
+                self.receive(max(0.0, self._closed_by - time.monotonic()))
+                self._process.wait(max(0.0, self._closed_by - time.monotonic()))
         self.kill()
 
 

@@ -2,6 +2,7 @@
 
 import os
 import time
+from pathlib import Path
 
 import numpy as np
 
@@ -13,8 +14,18 @@ FIELDS = {"count": ((1,), np.dtype(np.int64))}
 
 
 def main(lifeline, commands, memory=-1):
+    meets = []
+
     def answer(message):
         operation = message["operation"]
+        if operation == "start":
+            meets.extend(message.get("meets", ()))
+        if operation == "close" and meets:
+            own, other = map(Path, meets)
+            own.touch()
+            while not other.exists():
+                time.sleep(0.01)
+            own.with_suffix(".met").touch()
         if operation == "start" and "refuse" in message:
             raise ConfigError("is wrong", key=message["refuse"])
         if operation == "lacks":

@@ -45,6 +45,18 @@ def test_it_answers_in_order_and_ends_when_it_is_closed(start):
     process.close()  # again
 
 
+def test_several_may_close_at_the_same_time(start, tmp_path):
+    own, other = str(tmp_path / "one"), str(tmp_path / "two")
+    processes = [start({"meets": [own, other]}), start({"meets": [other, own]})]
+    for process in processes:
+        process.receive(30.0)
+    for process in processes:
+        process.begin_close(20.0)
+    for process in processes:
+        process.close()
+    assert len(list(tmp_path.glob("*.met"))) == 2
+
+
 def test_what_it_prints_is_logged_until_it_is_much(start, caplog):
     caplog.set_level("INFO", "rlinf")
     process = start()

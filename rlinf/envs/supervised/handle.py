@@ -135,6 +135,11 @@ class EnvProcess:
     def _ticks(self) -> int:
         return -1 if self.progress is None else int(self.progress[1])
 
+    def begin_close(self) -> None:
+        """Let the process begin to close its envs; :meth:`close` waits for it."""
+        if not self.pending:
+            self.process.begin_close(_CLOSE_SECONDS)
+
     def close(self) -> None:
         """Let the process close its envs, then end it."""
         if self.pending:

@@ -163,6 +163,8 @@ class EnvPool:
 
     def close(self) -> None:
         """End every process and give the memory back."""
+        for process in self._processes:  # all at the same time
+            process.begin_close()
         for process in self._processes:
             process.close()
         self._processes = []

@@ -52,13 +52,15 @@ def in_section(section: str) -> Iterator[None]:
 
 def told(error: BaseException) -> str:
     """An exception of somebody else's code in a line: type, message, and the file and line of the
-    innermost call that is neither in this package nor in an installed one."""
+    innermost call that is neither in this package nor in an installed one. Half a character, which
+    no file takes, is shown by its number."""
     package, lines = str(Path(__file__).resolve().parent), []
     for frame in traceback.extract_tb(error.__traceback__):
         foreign = "site-packages" in frame.filename or frame.filename.startswith("<")
         if not foreign and not frame.filename.startswith(f"{package}{os.sep}"):
             lines.append(f" ({frame.filename} line {frame.lineno})")
-    return " ".join(f"{type(error).__name__}: {error}".split()) + (lines[-1] if lines else "")
+    message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
+    return " ".join(message.split()) + (lines[-1] if lines else "")
 
 
 def sought(path: Path) -> str:

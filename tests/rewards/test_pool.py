@@ -42,6 +42,7 @@ def pool():
     [
         ("raise", "mine/exception", r"ZeroDivisionError: division by zero \(.*\.py line \d+\)$"),
         ("unknown", "mine/exception", "KeyError: 'unknown'"),
+        ("half", "mine/exception", r"no number: \\ud83d \("),
         ("memory", "mine/exception", "MemoryError"),
         ("nan", "mine/not_a_number", "nan"),
         ("infinity", "mine/not_a_number", "-inf"),

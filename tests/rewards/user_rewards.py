@@ -20,6 +20,7 @@ def behave(sample: RewardInput, *, factor: float = 1.0):
         "integer": lambda: int(rest),
         "numpy": lambda: np.float32(rest),
         "raise": lambda: 1 / 0,
+        "half": half,
         "nan": lambda: float("nan"),
         "infinity": lambda: -float("inf"),
         "text": lambda: rest,
@@ -60,6 +61,10 @@ def compare(samples: list[RewardInput], *, by: str | None = None):
             return actions[rest]()
     keys = [sample.values[by] if by else len(sample.completion) for sample in samples]
     return [float(sorted(keys).index(key)) for key in keys]
+
+
+def half() -> None:
+    raise ValueError("no number: \ud83d")
 
 
 def deaf() -> None:

@@ -32,7 +32,7 @@ from typing import Any
 
 from rlinf.checkpoint.files import is_disk_full, point_link, write_atomic
 from rlinf.config.named_files import LATEST
-from rlinf.errors import UserError
+from rlinf.errors import CheckpointError, UserError
 
 CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -119,6 +119,17 @@ class RunDirectory:
         for directory in (run.checkpoints, run.evaluations):
             directory.mkdir(exist_ok=True)
         return run
+
+    def require(self) -> None:
+        """Raise a CheckpointError where the directory was moved or removed since it was opened.
+
+        What a run writes may have made another one in its place, which has no lock file.
+        """
+        if not (self.path / _LOCK_FILE).is_file():
+            raise CheckpointError(
+                f"{self.path} is no longer there: a run that is moved or removed while it goes on "
+                "ends; what it had committed went with it"
+            )
 
     def write_config(self, text: str) -> None:
         """Write the resolved configuration; from here on the run can be resumed."""

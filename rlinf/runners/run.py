@@ -175,6 +175,7 @@ class Run:
         self._start_steps(end)
         report = self._under_way.popleft().wait()
         seconds = time.perf_counter() - begin
+        self.directory.require()  # before anything is written that would make it anew
         metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
         self.state.step += 1
         return report, metrics, seconds

@@ -219,3 +219,22 @@ def test_after_an_interrupt_nobody_waits_for_what_is_at_work(tmp_path, monkeypat
         assert not released.is_set()
     finally:
         released.set()
+
+
+def test_a_run_that_is_moved_ends_and_is_not_made_again_at_its_old_place(
+    tmp_path, monkeypatch, capsys
+):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    steps = iter(range(1, 100))
+
+    def move(task, reports):
+        if next(steps) == 3:  # which is evaluated, before it is committed
+            run.rename(moved)
+
+    monkeypatch.setattr(Embodied, "rolled_out", move)
+    assert main(["train", str(write_recipe(tmp_path)), "--run-dir", str(run)]) == 2
+    assert "run is no longer there: a run that is moved" in " ".join(
+        capsys.readouterr().err.split()
+    )
+    assert not run.exists()
+    assert main(["resume", str(moved)]) == 0

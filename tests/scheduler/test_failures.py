@@ -348,9 +348,10 @@ RESET = """
         cluster = Cluster(num_nodes=1)
         group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "again")
         assert group.add(1).wait() == [(0, 2)]
+        left = group.add(1)
         ray.shutdown()
-        del Cluster._instance
-    ray.init(num_cpus=1)
+        del left, Cluster._instance
+    ray.init(address="local", num_cpus=1)
     raise SystemExit(9)
 """
 

@@ -118,7 +118,8 @@ class RayCall(Future[Outcome]):
             self._resolve(answer)
 
     def _watch(self) -> None:
-        if not self._watched and not super().done():
+        # Of a Ray that has ended no answer comes, and none can be asked for.
+        if not self._watched and not super().done() and ray.is_initialized():
             self._watched = True
             self._ref.future().add_done_callback(self._answered)
 

@@ -174,7 +174,7 @@ def print_batches(config: PlacedConfig) -> None:
 
 @contextlib.contextmanager
 def stop_on_interrupt(
-    what: str = "the step or evaluation under way ends, then a checkpoint is committed",
+    what: str = "the step, evaluation or warm start under way ends, then a checkpoint is committed",
 ) -> Iterator[threading.Event]:
     """Yield a flag that the first Ctrl-C (or SIGTERM) sets; a second one ends the process.
 

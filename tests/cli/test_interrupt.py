@@ -49,6 +49,17 @@ def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:
         signal.signal(signal.SIGHUP, before)
 
 
+def test_what_goes_on_to_its_end_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warm start may take minutes, and is no step of the run."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading) as read, os.fdopen(writing, "w") as told, stop_on_interrupt() as stop:
+        monkeypatch.setattr(sys, "__stderr__", told)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert stop.wait(10)
+        told.close()
+        assert "the step, evaluation or warm start under way ends" in read.read()
+
+
 def test_a_stop_is_asked_for_although_nobody_reads_what_it_says(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -1,6 +1,8 @@
 """Processes that die, waits that end, and how the driver's process ends."""
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import re
 import signal
@@ -291,6 +293,19 @@ def run_script(runtime: str, ending: str) -> tuple[int, str]:
     return script.wait(), errors.decode()
 
 
+def files_left() -> set[str]:
+    """Files in shared memory of clusters that have ended; others may run beside the tests."""
+    directory, live = shared_memory_directory(), set()
+    for lock in directory.glob("rlinf-*.lock"):
+        with contextlib.suppress(FileNotFoundError), lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                live.add(lock.stem)
+    found = {path.name for path in directory.glob("rlinf-*")}
+    return {name for name in found if not name.startswith(tuple(live))}
+
+
 @pytest.mark.parametrize(
     ("ending", "code"),
     [("caught", 7), ("raised", 1), ("ignored", 0), ("async", 0), ("dropped", 0)],
@@ -306,10 +321,10 @@ def test_the_exit_code_is_the_programs_own(ending, code):
 @pytest.mark.slow
 @pytest.mark.parametrize(("ending", "code"), [("caught", 7), ("raised", 1)])
 def test_the_exit_code_on_ray(ending, code):
-    before = set(shared_memory_directory().glob("rlinf-*"))
+    before = files_left()
     returned, errors = run_script("ray", ending)
     assert returned == code, errors
-    assert set(shared_memory_directory().glob("rlinf-*")) <= before
+    assert files_left() <= before
 
 
 ENDLESS = """
@@ -358,12 +373,12 @@ RESET = """
 
 @pytest.mark.slow
 def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
-    before = set(shared_memory_directory().glob("rlinf-*"))
+    before = files_left()
     script = Warm(["-c", textwrap.dedent(RESET)])
     _, errors = script.communicate(timeout=120)
     assert script.wait() == 9, errors
     assert b"Traceback" not in errors
-    assert set(shared_memory_directory().glob("rlinf-*")) <= before
+    assert files_left() <= before
 
 
 ON_A_THREAD = """
@@ -464,11 +479,11 @@ KILLED = """
 
 @pytest.mark.slow
 def test_a_killed_driver_on_ray_leaves_no_shared_memory():
-    before = set(shared_memory_directory().glob("rlinf-*"))
+    before = files_left()
     script = Warm(["-c", textwrap.dedent(KILLED)])
     script.communicate(timeout=120)
     assert script.wait() == -signal.SIGKILL
-    until(lambda: set(shared_memory_directory().glob("rlinf-*")) <= before)
+    until(lambda: files_left() <= before)
 
 
 def test_a_ray_that_a_command_started_is_found_while_it_answers(tmp_path, monkeypatch):

@@ -177,7 +177,7 @@ class GymnasiumEnv(SimulatorEnv):
         self._seen.clear()
         try:
             given = options or self._options.reset_options
-            observation, info = self._env.reset(seed=seed, options=given)
+            observation, info = _several(self._env.reset(seed=seed, options=given))
         except ValueError as error:
             _explain(error, "reset", "observation, info")
             raise
@@ -318,6 +318,14 @@ def _explain(error: ValueError, method: str, returned: str) -> None:
     0.26 it was."""
     if "to unpack" in str(error):
         raise ValueError(f"{method} has to return ({returned}): {error}") from error
+
+
+def _several(returned: Any) -> tuple[Any, ...]:
+    """What a method returned; before gymnasium 0.26 a reset returned the observation alone, whose
+    two entries would be taken for observation and info."""
+    if not isinstance(returned, (tuple, list)):
+        raise ValueError(f"there is one {type(returned).__name__} to unpack")
+    return tuple(returned)
 
 
 def _refuse_other_keys(observation: Any, space: gymnasium.Space[Any]) -> None:

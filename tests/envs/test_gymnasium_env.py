@@ -359,6 +359,31 @@ def test_an_environment_that_returns_something_else_is_told_what_to_return(monke
         gymnasium.registry.pop("Before-v0")
 
 
+class BeforeGymnasiumInTwo(Odd):
+    """Its reset returns an observation of two entries alone."""
+
+    def reset(self, *, seed=None, options=None):
+        return super().reset(seed=seed)[0]
+
+
+@pytest.mark.parametrize(
+    ("space", "kind"),
+    [
+        (spaces.Dict({"place": PLAIN, "goal": PLAIN}), "dict"),
+        (spaces.Box(-1, 1, (2,), np.float32), "ndarray"),
+    ],
+)
+def test_an_observation_of_two_entries_is_not_taken_for_observation_and_info(space, kind):
+    made = lambda **given: BeforeGymnasiumInTwo(space, spaces.Discrete(2))  # noqa: E731
+    gymnasium.register("BeforeInTwo-v0", entry_point=made)
+    try:
+        env = GymnasiumEnv(GymnasiumOptions(id="BeforeInTwo-v0", render_mode=None))
+        with pytest.raises(ValueError, match=rf"reset has to return \(observation.*one {kind}"):
+            env.reset(seed=0)
+    finally:
+        gymnasium.registry.pop("BeforeInTwo-v0")
+
+
 class Unregistered(Odd):
     """Known to nobody."""
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from itertools import zip_longest
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any, ClassVar, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator, model_validator
 
+from rlinf.config.component import illegal
 from rlinf.config.effects import idle_keys
 from rlinf.config.reference import check_reference
 from rlinf.errors import ConfigError, in_section
@@ -65,7 +67,11 @@ class StrictModel(BaseModel):
     @classmethod
     def _accept_yaml_forms(cls, value: Any, info: ValidationInfo) -> Any:
         field = cls.model_fields.get(info.field_name or "")
-        return value if field is None else _from_yaml(value, field.annotation)
+        if field is None:
+            return value
+        if field.annotation == dict[str, Any]:  # the types of its values are not known here
+            _refuse_endless(value)
+        return _from_yaml(value, field.annotation)
 
     def check(self) -> None:
         """Refuse what is legal but cannot run on this machine, within a second.
@@ -99,6 +105,19 @@ class StrictModel(BaseModel):
             except ConfigError as error:
                 where = f"{name} of {own.__module__}.{own.__qualname__}"
                 raise ConfigError(f"{where}: {error}", key="type") from error
+
+
+def _refuse_endless(value: Any, key: str = "") -> None:
+    """Refuse a number that is not finite anywhere in free options: JSON would make it null."""
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    for name, item in items:
+        _refuse_endless(item, f"{key}.{name}" if key else str(name))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise illegal(key, "must be a finite number", hint="in place of infinity 1e9")
 
 
 def _from_yaml(value: Any, annotation: Any) -> Any:

@@ -14,6 +14,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.dump import config_hash, to_data, to_yaml
 from rlinf.config.validate import validate
 from rlinf.config.yaml_source import read_yaml
+from rlinf.errors import ConfigError
 from tests.config.sample import GOOD, Grpo, Ppo, Recipe
 
 
@@ -30,6 +31,7 @@ class Forms(StrictModel):
     colour: Colour = Colour.RED
     table: dict[str, tuple[float, ...]] = Field(default_factory=dict)
     paths: list[Path] = Field(default_factory=list)
+    options: dict[str, Any] = Field(default_factory=dict)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +72,14 @@ def test_yaml_forms_are_accepted(key: str, given: Any, expected: Any) -> None:
 def test_nothing_else_is_converted(key: str, given: Any) -> None:
     with pytest.raises(pydantic.ValidationError):
         Forms(**{key: given})
+
+
+def test_numbers_that_are_not_finite_are_refused_in_free_options_too() -> None:
+    assert Forms(options={"range": [0.7, 1e9], "on": True}).options["range"] == [0.7, 1e9]
+    for number in ("inf", "-inf", "nan"):
+        given = {"options": {"arguments": {"range": [0.7, float(number)]}}}
+        with pytest.raises(ConfigError, match=r"options\.arguments\.range\.1 = .*be a finite"):
+            validate(Forms, given, "forms")
 
 
 def test_config_is_immutable_and_described() -> None:

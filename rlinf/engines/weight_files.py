@@ -127,7 +127,8 @@ def has_latent_attention(path: Path) -> bool:
 def sizes_of(path: Path) -> tuple[int, int | None]:
     """Vocabulary and context of the model in a directory."""
     text = _text_config(path)
-    return int(text["vocab_size"]), text.get("max_position_embeddings")
+    context = text.get("max_position_embeddings")
+    return int(text["vocab_size"]), None if context is None else int(context)
 
 
 class AdapterFile:

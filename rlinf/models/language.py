@@ -102,6 +102,7 @@ def model_class(pictures: bool) -> Any:
 
 
 def _loaded(config: LanguageModelConfig) -> Any:
+    from huggingface_hub.errors import StrictDataclassError
     from safetensors import SafetensorError
 
     without_bars()
@@ -115,7 +116,7 @@ def _loaded(config: LanguageModelConfig) -> Any:
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # reported below, with the others
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError, StrictDataclassError) as error:
         why = " ".join(str(error).split())[:300]
         what = "the model"
         if isinstance(error, SafetensorError):

@@ -101,7 +101,7 @@ def check_context(
         raise ValueError("a model without files has no context yet")
     try:
         vocabulary, own = sizes_of(local_directory(model.path))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:  # a type: JSON of something else
         reason = f"the configuration of the model cannot be read: {error}"
         raise ConfigError(reason, key="model.path") from error
     for token in sampling.stop_token_ids or ():

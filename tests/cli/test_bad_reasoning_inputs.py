@@ -146,6 +146,22 @@ MODELS: list[tuple[str, Callable[[Path], None], list[str]]] = [
     ),
     ("broken tokenizer", contents("tokenizer.json", b"{"), ["model.path", "tokenizer"]),
     ("broken configuration", contents("config.json", b"{"), ["model.path", "config"]),
+    ("a configuration without keys", contents("config.json", b"[]"), ["model.path", "config"]),
+    (
+        "a size of another type",
+        settings("config.json", hidden_size="64"),
+        ["model.path", "Field 'hidden_size' expected int"],
+    ),
+    (
+        "a context of another type",
+        settings("config.json", max_position_embeddings="512"),
+        ["model.path", "Field 'max_position_embeddings' expected int"],
+    ),
+    (
+        "no vocabulary",
+        settings("config.json", vocab_size=None),
+        ["model.path", "configuration of the model cannot be read"],
+    ),
     ("unknown architecture", settings("config.json", model_type="qwen99"), ["model.path"]),
 ]
 

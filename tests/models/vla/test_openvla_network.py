@@ -161,6 +161,7 @@ def test_shards_are_read(directory, recorded, network):
         ({"image_resize_strategy": "letterbox"}, "resizes by 'letterbox'; legal: resize-naive"),
         ({"image_sizes": [56, 56]}, "of another shape: .*pos_embed"),
         ({"text_config": {"model_type": "mistral"}}, "is a mistral; legal: llama"),
+        ({"text_config": {"hidden_size": "64"}}, "none of a Llama: .* expected int, got str"),
     ],
 )
 def test_other_models_are_refused(directory, change, message):

@@ -317,10 +317,12 @@ class _Transformers:
         return cls(LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, DynamicCache)
 
     def llama(self, values: Mapping[str, Any]) -> Any:
+        from huggingface_hub.errors import StrictDataclassError
+
         try:
             with BUILDING:
                 return self.model(self.config(**values, attn_implementation="sdpa"))
-        except (TypeError, ValueError, KeyError) as error:
+        except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
             raise ConfigError(
                 "config.json: its text_config is none of a Llama: "
                 + " ".join(str(error).split())[:200],

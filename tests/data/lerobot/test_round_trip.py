@@ -452,3 +452,5 @@ def test_the_texts_of_all_rows_are_counted(written: Path, tmp_path: Path) -> Non
     table = parquet.read_table(tasks)
     change_column(tasks, table.column_names[1], lambda v: [v[0], " "])
     assert told() == "step 3 of episode 0 is of no task"
+    change_column(tasks, table.column_names[1], lambda v: ["", " "])
+    assert told().startswith("none in words")  # as a set of an environment without instructions

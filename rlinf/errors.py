@@ -41,11 +41,11 @@ class ConfigError(UserError):
 
 @contextmanager
 def in_section(section: str) -> Iterator[None]:
-    """Let the key of a ConfigError from within be one of ``section``."""
+    """Let the key of a ConfigError from within be one of ``section``, unless that is empty."""
     try:
         yield
     except ConfigError as error:
-        if error.key:
+        if error.key and section:
             error.key = f"{section}.{error.key}"
         raise
 

@@ -306,3 +306,15 @@ def test_the_steps_before_are_padded_as_the_present_one(point: Make) -> None:
     assert shown["states@1"].shape == (2, 3)
     np.testing.assert_array_equal(shown["states@1"], first)
     assert not shown["states@1"][0, 2:].any()
+
+
+@pytest.mark.parametrize("sections", [["env.train"], ["env.train.0", "env.train.1"]])
+def test_what_an_adapter_refuses_while_it_plays_has_the_key_of_its_section(sections: list[str]):
+    options = {"id": "InvertedPendulum-v5", "success_key": "reward_surviv"}
+    config = EnvConfig(type="gymnasium", options=options, max_episode_steps=2, processes=1)
+    expected = rf"^{sections[0]}\.options\.success_key: .* nearest: reward_survive"
+    with vector_env(dict.fromkeys(sections, config), num_envs=2, seed=0) as env:
+        env.reset()
+        env.send(np.zeros((2, 2, 1), np.float32))  # a whole episode
+        with pytest.raises(ConfigError, match=expected):
+            env.receive()

@@ -42,7 +42,7 @@ def vector_env(sections: Mapping[str, EnvConfig], **settings: Any) -> VectorEnv:
         return MixedVectorEnv(sections, **settings)
     ((key, config),) = sections.items()
     with in_section(key):
-        return SupervisedVectorEnv(config, **settings)
+        return SupervisedVectorEnv(config, section=key, **settings)
 
 
 class MixedVectorEnv(VectorEnv):
@@ -98,6 +98,7 @@ class MixedVectorEnv(VectorEnv):
                         numbers=[shares.number(section, first + n) for n in range(count)],
                         stages=stages,
                         total_envs=total_envs or num_envs,
+                        section=key,
                         **settings,
                     )
                 self._parts.append(started.enter_context(part))

@@ -28,7 +28,7 @@ from rlinf.envs.supervised.handle import Command, ProcessLimits
 from rlinf.envs.supervised.pool import EnvPool
 from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.envs.vector import VectorEnv
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,7 @@ class SupervisedVectorEnv(VectorEnv):
             their number; an env without further entries rests (see :attr:`VectorStep.active`).
             Envs then advance by themselves, also without ``auto_reset``.
         max_chunk: The largest C that will be sent.
+        section: Key of ``config`` in the recipe, for what an adapter refuses while it plays.
 
     Raises:
         ConfigError: The env cannot be built as configured.
@@ -84,6 +85,7 @@ class SupervisedVectorEnv(VectorEnv):
         purpose: str = "train",
         episode_seeds: Sequence[tuple[int, int]] | None = None,
         max_chunk: int = 64,
+        section: str = "",
     ) -> None:
         config.check()
         _check_division(num_envs, stages, config.group_size)
@@ -93,6 +95,7 @@ class SupervisedVectorEnv(VectorEnv):
         self.numbers = list(numbers or range(first_env, first_env + num_envs))
         self.stages = stages
         self._max_chunk = max_chunk
+        self._section = section
         self._sequence = 0
         self._in_flight: dict[int, int] = {}
         self._carried_invalid = np.zeros(num_envs, bool)
@@ -182,7 +185,8 @@ class SupervisedVectorEnv(VectorEnv):
             self._block[name][part] = 0
         self._block["status"][part] = Status.IDLE
         self._command(stage, "reset", 1)
-        self._pool.wait(stage)
+        with in_section(self._section):
+            self._pool.wait(stage)
         self._note_faults()
         del self._in_flight[stage]
         self._carried_invalid[part] = False
@@ -214,7 +218,8 @@ class SupervisedVectorEnv(VectorEnv):
         """See :meth:`VectorEnv.receive`."""
         if stage not in self._in_flight:
             raise ValueError(f"nothing is in flight in stage {stage}: call send first")
-        self._pool.wait(stage)
+        with in_section(self._section):
+            self._pool.wait(stage)
         self._note_faults()
         result = self._collect(stage, self._in_flight.pop(stage))
         self._watch.note_sound(sum(episode.valid for episode in result.episodes))

@@ -218,7 +218,7 @@ def _text_hint(kind: str, value: str) -> str:
     if kind == "bool_type" and value in _YAML_WORDS:
         return f", not text; write {_YAML_WORDS[value]}"
     if kind in ("list_type", "tuple_type"):
-        return f", for example [{value}]"
+        return f", for example [{value.strip('()')}]"  # a tuple as Python writes it
     if kind in ("int_type", "float_type"):
         with suppress(ValueError):
             if math.isfinite(float(value)):

@@ -55,6 +55,7 @@ from tests.config.sample import GOOD, Recipe
             {"optimizer": {"hidden": 64}},
             "optimizer.hidden = 64: must be a list, for example [64]",
         ),
+        ({"optimizer": {"hidden": "(64, 32)"}}, "must be a list, for example [64, 32]"),
         ({"optimizer": {"learning_rate": float("inf")}}, "must be a finite number"),
         ({"optimizer": {"learning_rate": "nan"}}, "must be a number, not text"),
         ({"optimizer": {"hidden": [64, "x"]}}, "optimizer.hidden.1 = 'x': must be a whole"),

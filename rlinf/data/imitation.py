@@ -197,8 +197,9 @@ class SetOptions(StrictModel):
                 columns = self._columns(found, spec)
                 actions = found.vectors(self.actions)
         if other := sorted(self.tasks.keys() - set(texts)):
-            why = f"no episode of {path} is of `{other[0]}`; {did_you_mean(other[0], texts)}"
-            raise ConfigError(why, key="tasks")
+            worded = [text for text in texts if text.strip()]
+            near = did_you_mean(other[0], worded) if worded else "none has a task in words"
+            raise ConfigError(f"no episode of {path} is of `{other[0]}`; {near}", key="tasks")
         chosen = self._chosen(path, _successes(found))
         _refuse_not_finite(path, {**columns, "actions": actions}, {n: spans[n] for n in chosen})
         self._refuse_other_rate(path, rate, spec)

@@ -120,6 +120,17 @@ def test_a_set_of_something_else_is_refused(
         build(replace(ENV, **spec), path=str(sets / "lerobot"), **section)
 
 
+def test_tasks_of_a_set_that_words_none_are_refused(tmp_path: Path) -> None:
+    found = recorded()
+    shown = {key: rows for key, rows in found.observations.items() if key != "task_ids"}
+    shapes = {key: part for key, part in ENV.observation_shapes.items() if key != "task_ids"}
+    spec = {**SPEC, "task_descriptions": [], "observation_shapes": shapes}
+    source = {**found.source, "spec": spec}
+    replace(found, observations=shown, source=source).save(tmp_path / "set")
+    with pytest.raises(ConfigError, match=r"is of `sit`; none has a task in words$"):
+        build(EnvSpec.from_json(spec), path=str(tmp_path / "set"), tasks={"sit": "sit down"})
+
+
 @pytest.mark.parametrize("name", ["ours", "lerobot"])
 def test_what_the_environment_does_not_show_is_not_learnt_from(
     name: str, sets: Path, caplog: pytest.LogCaptureFixture

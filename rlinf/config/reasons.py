@@ -150,7 +150,9 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
     elif below:  # of the same section: the same name says more than a like one
         hint = f"did you mean `{below[0]}`?"
     elif elsewhere and "did you mean" not in hint:
-        hint = f"did you mean `{elsewhere[0]}`? {hint}"
+        found = elsewhere[0]
+        top = f"`{name}` is a key of the recipe itself" if found == name else None
+        hint = f"{top}; {hint}" if top else f"did you mean `{found}`? {hint}"
     section = f"section `{parent}`" if parent else "the config"
     owner_data = value_at(data, parent)
     component = owner_data.get("type") if isinstance(owner_data, Mapping) else None

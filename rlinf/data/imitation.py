@@ -135,7 +135,8 @@ def refuse_none_left(held_out: int, count: int) -> None:
     """Refuse to hold out every episode of a set; ConfigError."""
     if held_out >= count:
         raise ConfigError(
-            f"{held_out} of {count} episodes cannot be held out; nearest: {count - 1}",
+            f"{held_out} of {count} episodes cannot be held out; nearest: {count - 1} (of those "
+            "that only_successful, episodes and limit leave)",
             key="held_out",
         )
 

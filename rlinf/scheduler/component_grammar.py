@@ -88,6 +88,11 @@ def _parse_entry(names: str, value: Any) -> PlacementEntry:
 def _spec_text(value: Any, names: str) -> str:
     if isinstance(value, str) or type(value) is int:
         return str(value)
+    if value is None:
+        raise PlacementSyntaxError(
+            f"component_placement['{names}'] says no placement. Several components that share one "
+            f"stand in quotes: '{names},NAME': 0."
+        )
     raise PlacementSyntaxError(
         f"component_placement['{names}'] must be text such as '0-3:0-7', a number, or "
         f"{{node_group: ..., placement: ...}}, got {type(value).__name__}: {value!r}."

@@ -47,6 +47,7 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     (["logger.backend=[jsonl]"], ["logger.backend", "did you mean `backends`?"]),
     (["evaluation.episode=3"], ["evaluation.episode", "did you mean `episodes`?"]),
     (["cluster.num_node=1"], ["cluster.num_node", "did you mean `num_nodes`?"]),
+    (["cluster.plan={env: {}}"], ["no key `env`; `env` is a key of the recipe itself; known: "]),
     # unknown components and choices
     (["task=embodid"], ["task = 'embodid'", "did you mean `embodied`?"]),
     (["~task"], ["`task` is missing", "known: embodied"]),

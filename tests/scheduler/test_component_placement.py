@@ -98,7 +98,7 @@ def test_a_malformed_placement_tells_position_reason_and_nearest(spec, count, me
         ({"actor": {"node_group": "a"}}, r"placement must be specified"),
         ({"actor": {"node_group": [], "placement": 0}}, r"must name one or several"),
         ({"actor": {"node_group": "a,a", "placement": 0}}, r"different node groups"),
-        ({"actor": None}, r"must be text such as"),
+        ({"rollout": None, "actor": 0}, r"stand in quotes: 'rollout,NAME': 0"),
         ({"actor": 0.5}, r"must be text such as"),
         ({"actor": True}, r"must be text such as"),
         ({"actor": ["0"]}, r"must be text such as"),

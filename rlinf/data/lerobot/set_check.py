@@ -51,7 +51,7 @@ def _check_pictures(found: LeRobotSet) -> str:
             pictures.check()
         seen = pictures[np.unique(ends)]
         require(seen.any(), f"`{name}` is black in the first and last frame of every episode")
-    for file, written in found.source.get(VIDEO_HASHES, {}).items():
+    for file, written in (found.source.get(VIDEO_HASHES) or {}).items():
         same = record_file(found.directory / file).sha256 == written
         require(same, f"{file} is not what was written: its SHA-256 is another; copy it again")
     if not cameras:

@@ -342,6 +342,7 @@ class Run:
 
         What workers write into the checkpoint themselves is in its directory alone.
         """
+        self._saved_at = time.monotonic()  # also where there is no room: not tried at each step
         # Waits for rollouts under way, which draw and count until they end.
         under_way = self.groups.save_steps(self._under_way)
         tree: dict[str, Any] = {
@@ -356,7 +357,6 @@ class Run:
         if written and parts is None:
             return tree
         metric = self.state.score if self.state.evaluated_now else None
-        self._saved_at = time.monotonic()
         self._store.save(
             self.state.step, tree, parts=parts, meta=self.task.progress(), metric=metric,
             blocking=blocking,

@@ -11,12 +11,7 @@ import numpy as np
 from rlinf.envs.base import BatchStep, Observation, Simulator, SimulatorBatch
 from rlinf.envs.results import TASK_IDS, FaultReason
 from rlinf.envs.supervised.block import Status
-from rlinf.envs.supervised.checks import (
-    EnvSideFault,
-    ObservationRows,
-    guarded,
-    require_array,
-)
+from rlinf.envs.supervised.checks import EnvSideFault, ObservationRows, guarded, require_array
 from rlinf.envs.supervised.host import EnvHost
 from rlinf.errors import RunFailure
 

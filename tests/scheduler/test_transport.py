@@ -17,6 +17,7 @@ import torch
 
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
 from rlinf.scheduler.process import Process
+from rlinf.scheduler.transport import sockets
 from rlinf.scheduler.transport.blocks import BlockPool, remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import (
     ClusterFiles,
@@ -257,6 +258,27 @@ def test_a_process_that_is_gone_is_an_error(connect):
         keep_telling()
     waiting = here.request(here.address, "echo", 1)
     assert waiting.result(30).value == 1
+
+
+def test_a_request_to_a_process_that_is_gone_fails_as_the_registry_tells(connect, monkeypatch):
+    here, there, unknown = connect(), connect(), connect()
+    for peer in (there, unknown):
+        here.request(peer.address, "echo", 1).result(30)
+        peer.close()
+    asked = [here.request(there.address, "echo", 1) for _ in range(20)]
+    assert not asked[-1].done()
+    died = WorkerDiedError("worker 'env:0' died: its process 7 ended")
+    here.forget(there.address, died)
+    assert {answer.exception(5) for answer in asked} == {died}
+    # What is asked later need not wait, and hears the same.
+    assert here.request(there.address, "echo", 1).exception(0) is died
+    with pytest.raises(WorkerDiedError, match="worker 'env:0' died"):
+        here.tell(there.address, "echo", 1)
+    # Of a process that is no worker nobody tells.
+    monkeypatch.setattr(sockets, "_SECONDS_TO_LEARN", 0.05)
+    late = [here.request(unknown.address, "echo", 1) for _ in range(20)]
+    with pytest.raises(WorkerDiedError, match="is gone"):
+        late[-1].result(30)
 
 
 def test_waiting_threads_read_for_themselves(connect):

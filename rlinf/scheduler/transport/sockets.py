@@ -23,6 +23,7 @@ from rlinf.scheduler.transport.payload import Codec, Payload, dumps
 _REQUEST, _TELL, _REPLY, _ERROR = range(4)
 _SMALL_FRAME = 4096
 _MOST_UNHEARD = 128
+_SECONDS_TO_LEARN = 10.0  # within which the registry says how the worker of a peer ended
 _serial = itertools.count()
 
 
@@ -62,6 +63,7 @@ class SocketEndpoint(Endpoint):
         self._links: dict[str, OutgoingLink] = {}
         self._links_lock = threading.Lock()
         self._pending: dict[int, tuple[str, Future[Reply]]] = {}
+        self._ended: dict[str, Exception] = {}
         self._numbers = itertools.count()
         self._closed = False
         self._reader = Reader(listeners, self._secret, self._receive)
@@ -72,13 +74,14 @@ class SocketEndpoint(Endpoint):
 
     def forget(self, address: str, error: Exception) -> None:
         """Fail every open request to a peer that is gone and drop the connection."""
+        self._ended[address] = error  # first: a request that comes in between sees it
         with self._links_lock:
             link = self._links.pop(address, None)
         if link is not None:
             link.close()
-        for number, (target, future) in list(self._pending.items()):
-            if target == address and self._pending.pop(number, None) is not None:
-                try_fail(future, error)
+        for number, (target, _) in list(self._pending.items()):
+            if target == address:
+                self._fail(number, error)
 
     def close(self) -> None:
         """Stop answering and close every socket; open requests fail."""
@@ -100,10 +103,23 @@ class SocketEndpoint(Endpoint):
         self._pending[number] = (address, future)
         try:
             self._send(address, _REQUEST, number, content, payloads)
+        except WorkerDiedError as error:
+            # A socket knows no worker: what its end is told as comes from the registry.
+            if address in self._ended:
+                self._fail(number, self._ended[address])
+            else:
+                late = threading.Timer(_SECONDS_TO_LEARN, self._fail, (number, error))
+                late.daemon = True
+                late.start()
         except BaseException:
             self._pending.pop(number, None)
             raise
         return future
+
+    def _fail(self, number: int, error: Exception) -> None:
+        _, future = self._pending.pop(number, ("", None))
+        if future is not None:
+            try_fail(future, error)
 
     def _tell(self, address: str, content: Any, payloads: Sequence[Payload]) -> None:
         self._send(address, _TELL, 0, content, payloads)
@@ -127,7 +143,8 @@ class SocketEndpoint(Endpoint):
         try:
             self._link(address).send([_head(message), *behind])
         except OSError as error:
-            raise WorkerDiedError(f"the process at {address} is gone ({error})") from None
+            told = self._ended.get(address)
+            raise told or WorkerDiedError(f"the process at {address} is gone ({error})") from None
 
     def _link(self, address: str) -> OutgoingLink:
         if link := self._links.get(address):

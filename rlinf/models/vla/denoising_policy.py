@@ -17,11 +17,7 @@ from torch import Tensor
 from rlinf.errors import ConfigError
 from rlinf.models.policy import ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.chunk_policy import ChunkPolicy
-from rlinf.models.vla.flow_matching import (
-    entropy_of,
-    standard_log_prob,
-    transition_log_prob,
-)
+from rlinf.models.vla.flow_matching import Spread, spread_of, standard_log_prob
 
 
 class DenoisingPolicy(ChunkPolicy):
@@ -110,7 +106,7 @@ class DenoisingPolicy(ChunkPolicy):
         kept = {} if which is None else {"step_index": which, "denoised": x}
         return ActionSample(
             actions=self._to_env(x, observations),
-            log_probs=self._of_env(self._log_probs(passed, moves)),
+            log_probs=self._of_env(self._judged(passed, moves)[0]),
             forward_inputs={"chain": passed, **kept},
             values=self._values(*read) if noise is not None and self.value_dim else None,
         )
@@ -119,14 +115,24 @@ class DenoisingPolicy(ChunkPolicy):
         """Mean and deviation of the random step; see :meth:`_predicted`."""
         return self._random_step(self._predicted(*given), *given[-2:])
 
-    def _log_probs(self, chain: Tensor, moves: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-        """[B, H, A'] of n random steps along a chain [B, n + 1, H, A'], each with its mean and
-        deviation; and of where it starts, if all steps are random."""
+    def _judged(
+        self, chain: Tensor, moves: Sequence[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Spread | None]:
+        """Log-probs [B, H, A'] of n random steps along a chain [B, n + 1, H, A'], each with its
+        mean and deviation, and of where it starts, if all steps are random; and their spread."""
         if not moves:
-            return torch.zeros_like(chain[:, 0])
-        mean, std = (torch.stack(each, dim=1) for each in zip(*moves, strict=True))
-        found = transition_log_prob(chain[:, 1:], mean, std).sum(dim=1)
-        return found + standard_log_prob(chain[:, 0]) if self._config.all_random else found
+            return torch.zeros_like(chain[:, 0]), None
+        means, stds = zip(*moves, strict=True)
+        spread = self._spread or spread_of(torch.stack(stds, dim=1))
+        found = spread.log_prob(chain[:, 1:], torch.stack(means, dim=1)).sum(dim=1)
+        if self._config.all_random:
+            found = found + standard_log_prob(chain[:, 0])
+        return found, spread
+
+    @property
+    def _spread(self) -> Spread | None:
+        """Of all steps, each [1, K, 1, 1], where all are random and states change nothing in it."""
+        return None
 
     def _drawn_step(self, noise: Mapping[str, Tensor] | None) -> Tensor | None:
         """[B] int64, the random step of each row; None where all are, or none is."""
@@ -150,10 +156,10 @@ class DenoisingPolicy(ChunkPolicy):
         steps = range(self._config.denoising_steps) if which is None else (which,)
         # The last of the chain is where it ends.
         moves = [self._move(*read, *at) for at in zip(chain.unbind(1), steps, strict=False)]
-        log_probs = self._log_probs(chain, moves)
-        entropy = entropy_of(torch.stack([std for _, std in moves], dim=1)).sum(dim=1)
+        log_probs, spread = self._judged(chain, moves)
+        assert spread is not None
         values = self._values(*read)
-        entropy = self._of_env(entropy.expand_as(log_probs))
+        entropy = self._of_env(spread.entropy().sum(dim=1).expand_as(log_probs))
         return ActionEvaluation(self._of_env(log_probs), values, entropy)
 
     @torch.inference_mode()

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -82,15 +82,31 @@ def transition(
     return torch.addcmul(of_x * x, of_velocity, velocity), std
 
 
-def transition_log_prob(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
-    """log N(x; mean, std²) of each element; 0 where nothing is random (std = 0)."""
+class Spread(NamedTuple):
+    """What log-probs and entropy of Gaussian steps are made of, of the size of their deviation s,
+    which often is one number for a whole step. All of it is 0 where nothing is random (s = 0)."""
+
+    inverse: Tensor
+    """1 / s."""
+    at_mean: Tensor
+    """−½ log(2 π s²), the log-density of each element there."""
+
+    def log_prob(self, x: Tensor, mean: Tensor) -> Tensor:
+        """log N(x; mean, s²) of each element."""
+        deviation = (x - mean) * self.inverse
+        return torch.addcmul(self.at_mean, deviation, deviation, value=-0.5)
+
+    def entropy(self) -> Tensor:
+        """½ log(2 π e s²) of each element, in nats."""
+        return torch.where(self.inverse > 0, 0.5 - self.at_mean, 0.0)
+
+
+def spread_of(std: Tensor) -> Spread:
+    """What a standard deviation gives."""
     random = std > 0
     safe = torch.where(random, std, 1.0)
-    # Both are of the size of std, which often is one number for a whole step.
-    inverse = torch.where(random, safe.reciprocal(), 0.0)
-    at_mean = torch.where(random, -0.5 * math.log(2.0 * math.pi) - safe.log(), 0.0)
-    deviation = (x - mean) * inverse
-    return torch.addcmul(at_mean, deviation, deviation, value=-0.5)
+    at_mean = -0.5 * math.log(2.0 * math.pi) - safe.log()
+    return Spread(torch.where(random, safe.reciprocal(), 0.0), torch.where(random, at_mean, 0.0))
 
 
 def standard_log_prob(x: Tensor) -> Tensor:
@@ -116,12 +132,6 @@ def noisy_actions(actions: Tensor, noise: Tensor, time: Tensor) -> tuple[Tensor,
     """x_t and the velocity that is to be learned there, both [B, H, A], at times [B]."""
     t = time.reshape(-1, 1, 1)
     return t * noise + (1.0 - t) * actions, noise - actions
-
-
-def entropy_of(std: Tensor) -> Tensor:
-    """½ log(2 π e s²) of each element, in nats; 0 where nothing is random."""
-    safe = torch.where(std > 0, std, 1.0)
-    return torch.where(std > 0, safe.log() + 0.5 * math.log(2.0 * math.pi * math.e), 0.0)
 
 
 class NoiseHead(nn.Module):

@@ -20,7 +20,9 @@ from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.flow_matching import (
     NoiseHead,
+    Spread,
     noisy_actions,
+    spread_of,
     squashed_std,
     training_time,
     transition,
@@ -48,6 +50,8 @@ class FlowPolicy(DenoisingPolicy):
     step_weights: Tensor
     """[3, K, 1, 1] float32 of all denoising steps: see :func:`~rlinf.models.vla.flow_matching.
     transition_weights`."""
+    step_spread: Tensor
+    """[2, 1, K, 1, 1] float32 of the deviations among them."""
 
     def __init__(
         self, config: FlowConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
@@ -63,6 +67,8 @@ class FlowPolicy(DenoisingPolicy):
         self.register_buffer(
             "step_weights", torch.stack(weights)[..., None, None], persistent=False
         )
+        spread = torch.stack(spread_of(weights[-1]))[:, None, :, None, None]
+        self.register_buffer("step_spread", spread, persistent=False)
         self.noise_head: NoiseHead | None = None
         if config.method == "flow_noise":
             self.noise_head = NoiseHead(self._hidden_width, size.action_dim, seed=seed)
@@ -164,6 +170,12 @@ class FlowPolicy(DenoisingPolicy):
         if self.noise_head is not None:
             std = squashed_std(self.noise_head(hidden).float(), self._config.noise_bounds)
         return torch.addcmul(of_x * x, of_velocity, velocity), std
+
+    @property
+    def _spread(self) -> Spread | None:
+        if self.noise_head is not None or not self._config.all_random:
+            return None
+        return Spread(*self.step_spread.unbind())
 
     def _plain_step(self, said: tuple[Tensor, Tensor], x: Tensor, step: int) -> Tensor:
         """The Euler step of the ODE."""

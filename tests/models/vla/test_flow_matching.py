@@ -10,10 +10,10 @@ from torch.distributions import Beta, Normal
 from rlinf.models.vla.flow_matching import (
     Method,
     noisy_actions,
+    spread_of,
     squashed_std,
     training_time,
     transition,
-    transition_log_prob,
 )
 
 MEAN, STD = 0.7, 0.5
@@ -99,10 +99,12 @@ def test_times_of_several_rows_are_their_own() -> None:
 def test_log_probs_are_those_of_torch() -> None:
     x, mean = torch.randn(2, 5, 4, 3)
     std = torch.rand(5, 4, 3) + 0.1
-    torch.testing.assert_close(transition_log_prob(x, mean, std), Normal(mean, std).log_prob(x))
+    torch.testing.assert_close(spread_of(std).log_prob(x, mean), Normal(mean, std).log_prob(x))
+    torch.testing.assert_close(spread_of(std).entropy(), Normal(mean, std).entropy())
     std[:, 0] = 0
     std.requires_grad_()
-    found = transition_log_prob(x, mean, std)
+    spread = spread_of(std)
+    found = spread.log_prob(x, mean) + spread.entropy()
     assert not found[:, 0].any()
     found.sum().backward()
     assert std.grad is not None

@@ -104,9 +104,11 @@ class _Patches(torch.nn.Module):
             planes = colour_planes(pictures)
             x = functional.interpolate(planes, size=size, mode="bicubic", antialias=True)
             x = x.round_().clamp_(0, 255)
-        x = x.view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
-        # Bytes are put in order in a quarter of the traffic that numbers would take.
-        x = x.permute(0, 2, 5, 3, 6, 1, 4, 7).contiguous().float()
+        # Colours first, then whole rows of a patch: many bytes are brought to their place at once,
+        # in a quarter of the traffic that numbers would take.
+        x = x.contiguous().view(len(x), 3, self._rows, merge, patch, self._columns, merge, patch)
+        whole = torch.int64 if x.dtype == torch.uint8 and patch % 8 == 0 else x.dtype
+        x = x.view(whole).permute(0, 2, 5, 3, 6, 1, 4, 7).contiguous().view(x.dtype).float()
         count = self._rows * self._columns * merge**2
         x = torch.addcmul(self.shift, x.view(len(x), count, -1), self.scale)
         colours = x.view(len(x), count, 3, -1)

@@ -1,14 +1,16 @@
-"""What environment and policy hand each other in an embodied rollout, and what becomes of it."""
+"""What environment and policy hand each other in an embodied rollout, and what becomes of it.
+
+All of it are arrays of numpy: who has the simulators alone, a process or a robot's machine, loads
+no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
-from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import Observations, VectorStep
 
 
@@ -41,14 +43,14 @@ class PolicyBatch:
     Args:
         actions: [n, C, A] float32, clipped to the action box.
         log_probs: [n, C, A] float32 of the raw actions.
-        forward_inputs: What else is needed to recompute the log-probs; the observations are not
-            sent back.
+        forward_inputs: What else is needed to recompute the log-probs, by key [n, ...]; the
+            observations are not sent back.
         version: Weight version that acted.
     """
 
     actions: np.ndarray
-    log_probs: torch.Tensor
-    forward_inputs: dict[str, torch.Tensor]
+    log_probs: np.ndarray
+    forward_inputs: dict[str, np.ndarray]
     version: int
 
 
@@ -65,9 +67,9 @@ class RolloutValues:
         bootstrap_values: [n, V] float32 of the observation after the last action.
     """
 
-    values: torch.Tensor
-    final_values: torch.Tensor
-    bootstrap_values: torch.Tensor
+    values: np.ndarray
+    final_values: np.ndarray
+    bootstrap_values: np.ndarray
 
 
 class TrajectoryBuilder:
@@ -118,38 +120,37 @@ class TrajectoryBuilder:
                 self._valid[time][row] = False
         self._segment_start[step.final_mask | ~step.valid] = self.time
 
-    def build(self, critic: RolloutValues) -> Trajectory:
-        """The trajectory, with the values that the policy gave after the last row."""
+    def build(self, critic: RolloutValues) -> dict[str, np.ndarray]:
+        """What :meth:`~rlinf.data.trajectory.Trajectory.from_arrays` takes, with the values that
+        the policy gave after the last row."""
         seen, answers, steps = zip(*self._rows, strict=True)
         given = [each.observations for each in seen]
-        forward_inputs = {key: _stacked([each[key] for each in given]) for key in given[0]}
-        for key in answers[0].forward_inputs:
-            forward_inputs[key] = torch.stack([each.forward_inputs[key] for each in answers])
         following = [_next_observations(s) for s in steps] if self._keep_next_observations else []
         versions = np.array([answer.version for answer in answers], dtype=np.int64)
-        return Trajectory(
-            forward_inputs=forward_inputs,
-            log_probs=torch.stack([answer.log_probs for answer in answers]),
-            values=critic.values,
-            rewards=_stacked([step.rewards for step in steps]),
-            terminations=_stacked([step.terminations for step in steps]),
-            truncations=_stacked([step.truncations for step in steps]),
-            final_values=critic.final_values,
-            bootstrap_values=critic.bootstrap_values,
-            valid=_stacked(self._valid),
-            versions=torch.from_numpy(np.repeat(versions[:, None], len(self._env_ids), axis=1)),
-            env_ids=torch.from_numpy(self._env_ids),
-            episode_ids=_stacked([step.episode_ids for step in steps]),
-            reset_seeds=_stacked([step.reset_seeds for step in steps]),
-            next_observations={
-                key: _stacked([each[key] for each in following])
-                for key in (given[0] if following else ())
-            },
-        )
+        return {
+            **_stacked("forward_inputs", given),
+            **_stacked("forward_inputs", [answer.forward_inputs for answer in answers]),
+            **_stacked("next_observations", following),
+            "log_probs": np.stack([answer.log_probs for answer in answers]),
+            "values": critic.values,
+            "rewards": np.stack([step.rewards for step in steps]),
+            "terminations": np.stack([step.terminations for step in steps]),
+            "truncations": np.stack([step.truncations for step in steps]),
+            "final_values": critic.final_values,
+            "bootstrap_values": critic.bootstrap_values,
+            "valid": np.stack(self._valid),
+            "versions": np.repeat(versions[:, None], len(self._env_ids), axis=1),
+            "env_ids": self._env_ids,
+            "episode_ids": np.stack([step.episode_ids for step in steps]),
+            "reset_seeds": np.stack([step.reset_seeds for step in steps]),
+        }
 
 
-def _stacked(rows: Sequence[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(rows))
+def _stacked(name: str, rows: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """Entries of a mapping of a trajectory, [T, n, ...], from those of its T rows."""
+    return {
+        f"{name}.{key}": np.stack([row[key] for row in rows]) for key in (rows[0] if rows else ())
+    }
 
 
 def _next_observations(step: VectorStep) -> Observations:

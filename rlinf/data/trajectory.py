@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -182,7 +183,7 @@ class Trajectory:
         return self.from_tensors({k: t.to(device) for k, t in self.to_tensors().items()})
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """A flat dictionary of tensors; entries of a mapping get its name as a prefix."""
+        """A flat dictionary of tensors; entries of a mapping get its name and a dot as a prefix."""
         tensors = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _NAMED}
         for group in _NAMED:
             tensors |= {f"{group}.{name}": each for name, each in getattr(self, group).items()}
@@ -206,6 +207,11 @@ class Trajectory:
                 f"unknown {sorted(plain.keys() - expected)}"
             )
         return cls(**named, **plain)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> Trajectory:
+        """From arrays under the keys of :meth:`to_tensors`, which the tensors share."""
+        return cls.from_tensors({key: torch.from_numpy(each) for key, each in arrays.items()})
 
 
 def concatenate(trajectories: Sequence[Trajectory]) -> Trajectory:

@@ -91,7 +91,7 @@ class ActorWorker(WeightSendingWorker):
     ) -> Generator[Emit, None, dict[str, float]]:
         """Stage: train on the trajectories of one rollout, with recorded chunks beside its rows;
         returns the phase's metrics."""
-        parts: list[Trajectory] = [item.payload for item in trajectories]
+        parts = [Trajectory.from_arrays(item.payload) for item in trajectories]
         yield from ()  # a stage is a generator, also one that yields nothing
         rollout = concatenate(parts).to(self.compute_device)
         if demonstrations is None:

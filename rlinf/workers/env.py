@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
-from rlinf.data.trajectory import Trajectory
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, VectorStep
 from rlinf.envs.spec import EnvSpec
@@ -65,7 +64,7 @@ class EvaluationReport(RolloutReport):
 class EnvWorker(StageWorker):
     """Steps a share of the run's environments; sub-batches overlap with the policy."""
 
-    records = (Trajectory, RolloutReport, EpisodeRecord)
+    records = (RolloutReport, EpisodeRecord)
     divides_state = True
 
     def __init__(self, config: ActingConfig, context: WorkerContext) -> None:
@@ -108,7 +107,8 @@ class EnvWorker(StageWorker):
     def interact(self, actions: InputStream) -> Generator[Emit, None, RolloutReport]:
         """Stage: one rollout of every sub-batch; returns a :class:`RolloutReport`.
 
-        Yields observations to the policy and, at the end, one trajectory per sub-batch.
+        Yields observations to the policy and, at the end, the arrays of one trajectory per
+        sub-batch.
         """
         env, steps = self._vectors["train"], self._config.chunk_steps
         auto_reset = self._config.auto_reset

@@ -36,7 +36,7 @@ class ReplayWorker(StageWorker):
         """Stage: take a rollout in, then yield its states and the global batches of one training
         phase."""
         config = self._config
-        parts: list[Trajectory] = [item.payload for item in trajectories]
+        parts = [Trajectory.from_arrays(item.payload) for item in trajectories]
         rows, metrics = self._algorithm.prepare(concatenate(parts))
         self._store.append(rows.tensors())
         states = {name: rows.inputs[name] for name in ("states", TASK_IDS) if name in rows.inputs}

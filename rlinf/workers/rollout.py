@@ -142,11 +142,11 @@ class RolloutWorker(StageWorker):
         require_finite(actions, self._policy, inputs, kind=self._config.model.type)
         answer = PolicyBatch(
             actions=actions,
-            log_probs=of_own_dimensions(
-                _join([sample.log_probs for sample in samples], rows), inputs
-            ).cpu(),
+            log_probs=_array(
+                of_own_dimensions(_join([sample.log_probs for sample in samples], rows), inputs)
+            ),
             forward_inputs={
-                key: _join([sample.forward_inputs[key] for sample in samples], rows).cpu()
+                key: _array(_join([sample.forward_inputs[key] for sample in samples], rows))
                 for key in samples[0].forward_inputs
                 if key not in inputs
             },
@@ -165,8 +165,8 @@ class RolloutWorker(StageWorker):
         seen = {name: torch.from_numpy(each) for name, each in batch.observations.items()}
         return PolicyBatch(
             actions=actions.numpy(),
-            log_probs=of_own_dimensions(density, seen),
-            forward_inputs={RAW_ACTIONS: actions},
+            log_probs=_array(of_own_dimensions(density, seen)),
+            forward_inputs={RAW_ACTIONS: actions.numpy()},
             version=self._version,
         )
 
@@ -183,8 +183,8 @@ class RolloutWorker(StageWorker):
     def _values_of(self, memory: _Memory) -> RolloutValues:
         """Values of everything that a sub-batch saw in the rollout."""
         if not memory.observations:
-            nothing = torch.zeros(0, 0, 0)
-            return RolloutValues(nothing, nothing, nothing[0:0].flatten(1))
+            nothing = np.zeros((0, 0, 0), np.float32)
+            return RolloutValues(nothing, nothing, nothing.reshape(0, 0))
         size = 1 if self._policy.values_in_parts else len(memory.observations)
         while memory.unvalued:
             memory.values.append(self._values(memory.unvalued[:size]))
@@ -197,7 +197,7 @@ class RolloutWorker(StageWorker):
             for key, value in final.items():
                 full[key][mask] = value
             final_values[time - 1][mask] = self._values([full])[0][mask]
-        return RolloutValues(values[:-1].cpu(), final_values.cpu(), values[-1].cpu())
+        return RolloutValues(_array(values[:-1]), _array(final_values), _array(values[-1]))
 
     def _values(self, observations: list[dict[str, torch.Tensor]]) -> torch.Tensor:
         """[T, n, V] values of T observations of n rows."""
@@ -269,6 +269,12 @@ class _Noise:
         first = int(batch.env_ids[0])
         rows = slice(first, first + len(batch.env_ids))
         return {name: drawn[time, rows] for name, drawn in self._drawn[part].items()}
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    """A tensor in host memory; bfloat16, which numpy has not, as the same numbers in float32."""
+    wider = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+    return wider.cpu().numpy()
 
 
 def _join(parts: list[torch.Tensor], rows: int) -> torch.Tensor:

@@ -50,12 +50,12 @@ def levels(steps: int, *, ends: bool) -> Trajectory:
             faults=(),
             episodes=(),
         )
-        actions = torch.rand(ENVS, 1, 1, generator=generator) * 2 - 1
-        acted = PolicyBatch(actions.numpy(), torch.zeros(ENVS, 1, 1), {"raw_actions": actions}, 0)
+        actions = (torch.rand(ENVS, 1, 1, generator=generator) * 2 - 1).numpy()
+        acted = PolicyBatch(actions, np.zeros_like(actions), {"raw_actions": actions}, 0)
         builder.add(ObservationBatch(seen, ids, time, None, np.zeros(ENVS, bool)), acted, step)
         level = shown
-    nothing = torch.zeros(steps, ENVS, 0)
-    return builder.build(RolloutValues(nothing, nothing, torch.zeros(ENVS, 0)))
+    nothing = np.zeros((steps, ENVS, 0), np.float32)
+    return Trajectory.from_arrays(builder.build(RolloutValues(nothing, nothing, nothing[0])))
 
 
 @pytest.mark.parametrize("ends", [False, True], ids=["time limit", "termination"])

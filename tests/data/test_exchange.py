@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import numpy as np
 import torch
 
@@ -38,10 +41,10 @@ def rollout(first_env: int, *, keep: bool, rows: int = 3) -> Trajectory:
             faults=(),
             episodes=(),
         )
-        zeros = torch.zeros(2, 1, 1)
-        builder.add(seen, PolicyBatch(zeros.numpy(), zeros, {"raw_actions": zeros}, 0), step)
-    nothing = torch.zeros(rows, 2, 0)
-    return builder.build(RolloutValues(nothing, nothing, torch.zeros(2, 0)))
+        zeros = np.zeros((2, 1, 1), np.float32)
+        builder.add(seen, PolicyBatch(zeros, zeros, {"raw_actions": zeros}, 0), step)
+    nothing = np.zeros((rows, 2, 0), np.float32)
+    return Trajectory.from_arrays(builder.build(RolloutValues(nothing, nothing, nothing[0])))
 
 
 def test_the_end_of_an_episode_leads_to_its_own_last_observation() -> None:
@@ -58,3 +61,9 @@ def test_what_followed_is_kept_only_on_demand_and_joined_like_the_rest() -> None
     assert joined.next_observations["states"][0, :, 0].tolist() == [1.0, 101.0, 201.0, 301.0]
     again = Trajectory.from_tensors(joined.to_tensors())
     assert torch.equal(again.next_observations["states"], joined.next_observations["states"])
+
+
+def test_who_steps_the_simulators_needs_no_torch() -> None:
+    code = "import sys, rlinf.workers.env; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "False\n"

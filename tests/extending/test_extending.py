@@ -12,6 +12,7 @@ import torch
 from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
+from rlinf.data.trajectory import Trajectory
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 from rlinf.monitor.loggers.base import LoggerConfig
@@ -96,14 +97,15 @@ def collect(env, policy, steps: int, generator: torch.Generator, *, version: int
         seen = ObservationBatch(observations, ids, time, None, np.zeros(len(ids), bool))
         answer = PolicyBatch(
             actions=sample.actions.numpy(),
-            log_probs=sample.log_probs,
-            forward_inputs=sample.forward_inputs,
+            log_probs=sample.log_probs.numpy(),
+            forward_inputs={key: each.numpy() for key, each in sample.forward_inputs.items()},
             version=version,
         )
         builder.add(seen, answer, step)
         observations = step.observations
-    no_values = torch.zeros(steps, env.num_envs, 0)
-    return builder.build(RolloutValues(no_values, no_values, no_values[0]))
+    no_values = np.zeros((steps, env.num_envs, 0), np.float32)
+    arrays = builder.build(RolloutValues(no_values, no_values, no_values[0]))
+    return Trajectory.from_arrays(arrays)
 
 
 def test_model_and_algorithm_learn_in_the_env():

@@ -17,6 +17,10 @@ from rlinf.errors import ConfigError
 _SIDE = 16
 """Pixels of a side from which on bytes in rows and columns are a picture."""
 _COLOURS = 3
+_TURN_OR_FLATTEN = (
+    "gymnasium.wrappers.TransformObservation, or let gymnasium.wrappers.FlattenObservation make "
+    "states of it"
+)
 
 
 @dataclass(frozen=True)
@@ -41,21 +45,29 @@ class Picture:
         [H, W, 3] are pictures of any size.
 
         Raises:
-            ConfigError: Bytes in rows and columns that are in none of these forms.
+            ConfigError: Bytes in rows and columns that are in none of these forms, or pictures that
+                are no bytes, whose values would become states.
         """
         shape = space.shape or ()
-        if space.dtype != np.uint8 or not isinstance(space, spaces.Box) or len(shape) < 2:
+        if not isinstance(space, spaces.Box) or len(shape) < 2:
             return None
         turned = _turned(shape)
+        if space.dtype != np.uint8:
+            if turned is not None and sorted(shape)[-2] >= _SIDE and _has_range_of_pictures(space):
+                raise ConfigError(
+                    f"{name} is {space.dtype} {list(shape)} from 0 to {space.high.max():g}, as a "
+                    "picture; pictures are uint8, from 0 to 255: turn it with "
+                    f"{_TURN_OR_FLATTEN}",
+                    key="options.id",
+                )
+            return None
         if turned is not None:
             return cls(name, shape, turned(np.zeros(shape, np.uint8)).shape, turned)
         if sorted(shape)[-2] < _SIDE:
             return None
         raise ConfigError(
             f"{name} is uint8 {list(shape)}; pictures are uint8 [H, W, 3], [H, W], [n, H, W] or "
-            "[n, H, W, 3], channels last or first: turn it with "
-            "gymnasium.wrappers.TransformObservation, or let gymnasium.wrappers.FlattenObservation "
-            "make states of it",
+            f"[n, H, W, 3], channels last or first: turn it with {_TURN_OR_FLATTEN}",
             key="options.id",
         )
 
@@ -74,6 +86,12 @@ class Picture:
                 f"{self.name} is {array.dtype}{list(array.shape)}, not uint8{list(self.shown)}",
             )
         return self.turned(array)
+
+
+def _has_range_of_pictures(space: spaces.Box) -> bool:
+    """Whether values go from 0 to 255 or, of floats, from 0 to 1."""
+    most = (255, 1) if space.dtype.kind == "f" else (255,)
+    return not space.low.any() and any(bool((space.high == each).all()) for each in most)
 
 
 def _turned(shape: tuple[int, ...]) -> Callable[[np.ndarray], np.ndarray] | None:

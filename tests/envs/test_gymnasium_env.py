@@ -296,6 +296,22 @@ def test_a_picture_of_another_shape_than_its_space_is_a_fault_of_the_environment
         gymnasium.registry.pop("Wide-v0")
 
 
+@pytest.mark.parametrize(
+    ("high", "dtype", "shape"),
+    [(1, np.float32, (20, 30, 3)), (255, np.float64, (84, 84)), (255, np.int32, (4, 84, 84))],
+)
+def test_pictures_that_are_no_bytes_are_refused(high, dtype, shape):
+    shown = spaces.Dict({"camera": spaces.Box(0, high, shape, dtype), "arm": ONE})
+    with pytest.raises(ConfigError, match=rf"`camera` of Odd-v0 is .* from 0 to {high}.* uint8"):
+        build(shown, spaces.Discrete(2))
+
+
+@pytest.mark.parametrize(("low", "shape"), [(-np.inf, (20, 30, 3)), (0, (8, 9)), (0, (600,))])
+def test_other_tables_of_floats_are_states(low, shape):
+    env = build(spaces.Box(low, 1, shape, np.float32), spaces.Discrete(2))
+    assert spec_of(env, 10).observation_shapes == {"states": (int(np.prod(shape)),)}
+
+
 def test_a_small_board_of_bytes_is_states():
     env = build(spaces.Box(0, 2, (9, 9), np.uint8), spaces.Discrete(2))
     assert spec_of(env, 10).observation_shapes == {"states": (81,)}

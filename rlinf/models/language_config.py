@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, MissingPackageError, sought
 
 
@@ -160,6 +161,11 @@ class ArchitectureConfig(StrictModel):
 
 
 _WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+_SIZES = ("hidden_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size",
+          "num_hidden_layers", "intermediate_size")  # fmt: skip
+"""In `config.json`; of each there is at least a row of the width `hidden_size`."""
+_SMALL = 2**24
+"""Numbers of a model that is built at once, whatever its weights are."""
 
 
 class LanguageModelConfig(StrictModel):
@@ -193,6 +199,7 @@ class LanguageModelConfig(StrictModel):
         if self.architecture is None:
             self._check_file("config.json", what="model configuration")
             self._check_file(*_WEIGHTS, what="weights")
+            self._check_sizes()
         elif any((self.path.expanduser() / name).is_file() for name in _WEIGHTS):
             raise ConfigError(
                 f"{self.path} holds a model, and the section would create another one with random "
@@ -214,6 +221,30 @@ class LanguageModelConfig(StrictModel):
                 f"{self.path} holds no {what}: {' or '.join(names)} expected{self._nearest()}",
                 key="path",
             )
+
+    def _check_sizes(self) -> None:
+        """Refuse sizes of `config.json` that no model has, or that its weights cannot have: they
+        would be built for hours, or not fit in memory."""
+        assert self.path is not None
+        directory = self.path.expanduser()
+        content = read_settings(directory / "config.json", key="path")
+        found = content["text_config"] if isinstance(content.get("text_config"), dict) else content
+        sizes = {name: found[name] for name in _SIZES if type(found.get(name)) is int}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ConfigError(
+                    f"config.json in {self.path} says {name} {size}, expected at least 1; nearest: "
+                    "the config.json that came with its weights",
+                    key="path",
+                )
+        held = sum(each.stat().st_size for each in directory.glob("*.safetensors"))
+        for name, size in sizes.items():
+            if size * sizes.get("hidden_size", 1) > max(2 * held, _SMALL):  # of half a byte each
+                raise ConfigError(
+                    f"config.json in {self.path} says {name} {size}, for which its weights are too "
+                    f"small, {held} bytes; nearest: the config.json that came with them",
+                    key="path",
+                )
 
     def _nearest(self) -> str:
         """A directory of a model where one is near, as `model` of a run."""

@@ -158,6 +158,26 @@ MODELS: list[tuple[str, Callable[[Path], None], list[str]]] = [
         ["model.path", "Field 'max_position_embeddings' expected int"],
     ),
     (
+        "no heads",
+        settings("config.json", num_attention_heads=0),
+        ["model.path", "says num_attention_heads 0, expected at least 1"],
+    ),
+    (
+        "a negative size",
+        settings("config.json", hidden_size=-8),
+        ["model.path", "says hidden_size -8, expected"],
+    ),
+    (
+        "layers without end",
+        settings("config.json", num_hidden_layers=2 * 10**9),
+        ["model.path", "says num_hidden_layers 2000000000, for which its weights are too small"],
+    ),
+    (
+        "a vocabulary of another model",
+        settings("config.json", vocab_size=10**8),
+        ["model.path", "says vocab_size 100000000, for which"],
+    ),
+    (
         "no vocabulary",
         settings("config.json", vocab_size=None),
         ["model.path", "configuration of the model cannot be read"],

@@ -162,6 +162,15 @@ class SetOptions(StrictModel):
     """Take a set although its frames per second are not the actions per second of the
     environment."""
 
+    @model_validator(mode="after")
+    def _check_episodes(self) -> Self:
+        for number in dict.fromkeys(self.episodes or ()):
+            if (times := (self.episodes or ()).count(number)) > 1:
+                alone = ", ".join(map(str, dict.fromkeys(self.episodes or ())))
+                why = f"names episode {number} {times} times, which is learnt from once"
+                raise illegal("episodes", why, hint=f"nearest: [{alone}]")
+        return self
+
     def check_set(self, path: Path) -> int:
         """Look for a set, and count the episodes in it that are learnt from; ConfigError."""
         path = path.expanduser()

@@ -120,6 +120,11 @@ def test_a_set_of_something_else_is_refused(
         build(replace(ENV, **spec), path=str(sets / "lerobot"), **section)
 
 
+def test_an_episode_that_is_named_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"names episode 3 2 times.*nearest: \[3, 0\]"):
+        DemonstrationsConfig(path=Path("set"), episodes=(3, 0, 3))
+
+
 def test_tasks_of_a_set_that_words_none_are_refused(tmp_path: Path) -> None:
     found = recorded()
     shown = {key: rows for key, rows in found.observations.items() if key != "task_ids"}

@@ -253,11 +253,12 @@ class LeRobotSet:
         )
         numbers = self._guarded(read)
         self.texts, self.text_numbers = self._texts_of_rows(numbers)
-        if self.info.get("total_frames", expected) != expected:
-            raise ConfigError(
-                f"{self.directory}: the episodes have {expected} frames, meta/info.json says "
-                f"{self.info['total_frames']}; copy the set again"
-            )
+        for what, count in (("frames", expected), ("episodes", len(self.episodes))):
+            if (told := self.info.get(f"total_{what}", count)) != count:
+                raise ConfigError(
+                    f"{self.directory}: meta/episodes has {count} {what}, meta/info.json says "
+                    f"{told}; copy the set again"
+                )
 
     def _texts_of_rows(self, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
         """The texts, and which of them each row is of; what lerobot says of an episode agrees."""

@@ -7,7 +7,7 @@ import numpy as np
 
 from rlinf.checkpoint.manifest import record_file
 from rlinf.conformance import CheckResult, outcome, require
-from rlinf.data.lerobot.layout import INDICES, SUCCESS, VIDEO_HASHES
+from rlinf.data.lerobot.layout import ACTION, INDICES, SUCCESS, VIDEO_HASHES
 from rlinf.data.lerobot.pictures import VideoPictures
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.errors import ConfigError
@@ -15,7 +15,14 @@ from rlinf.errors import ConfigError
 
 def check_lerobot_set(found: LeRobotSet) -> list[CheckResult]:
     """Run every check on a set."""
-    checks = (_check_episodes, _check_numbers, _check_pictures, _check_tasks, _check_success)
+    checks = (
+        _check_episodes,
+        _check_numbers,
+        _check_actions,
+        _check_pictures,
+        _check_tasks,
+        _check_success,
+    )
     return [outcome(f.__name__.removeprefix("_check_"), f, found, (ConfigError,)) for f in checks]
 
 
@@ -24,13 +31,16 @@ def _check_episodes(found: LeRobotSet) -> str:
     return f"{len(lengths)} of {min(lengths)} to {max(lengths)} steps, {found.fps:g} a second"
 
 
-def _check_numbers(found: LeRobotSet) -> str:
-    names = [
+def _vectors(found: LeRobotSet) -> list[str]:
+    return [
         name
         for name, each in found.features.items()
         if not each.pictured and each.dtype != "string" and name not in INDICES
     ]
-    for name in names:
+
+
+def _check_numbers(found: LeRobotSet) -> str:
+    for name in (names := _vectors(found)):
         good = np.isfinite(found.vectors(name)).all(axis=1)
         for number, each in enumerate(found.episodes):
             own = good[each.first :][: each.length]
@@ -39,7 +49,15 @@ def _check_numbers(found: LeRobotSet) -> str:
                 f"`{name}` holds a NaN or an infinity, first in step {int(np.argmin(own))} of "
                 f"episode {number}",
             )
-    return f"{', '.join(names)}: all finite"
+    return f"{', '.join(names)}: all finite" if names else "none"
+
+
+def _check_actions(found: LeRobotSet) -> str:
+    if ACTION in found.features:
+        return f"`{ACTION}` of {found.vectors(ACTION).shape[1]} dimensions"
+    others = [n for n in _vectors(found) if not n.startswith(("next.", "observation."))]
+    require(others, f"it has no feature `{ACTION}`, nor another that could hold actions")
+    return f"none called `{ACTION}`; data.actions may name {', '.join(others)}"
 
 
 def _check_pictures(found: LeRobotSet) -> str:

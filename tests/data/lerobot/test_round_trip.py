@@ -114,6 +114,8 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
         info["codebase_version"] = versions[change]
     elif change == "frames":
         info["total_frames"] += 1
+    elif change == "episodes":
+        info["total_episodes"] += 1
     elif change == "dimension":
         info["features"]["action"]["shape"] = [3]
     elif change == "size":
@@ -141,7 +143,8 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
         ("old", r"version v2.1, expected v3.0; convert it with lerobot's convert_dataset_v21"),
         ("older", r"version v2.0, .*lerobot's convert_dataset_v20_to_v21 and convert_dataset_v21"),
         ("newer", r"version v4.0, expected v3.0; nearest: a set of version v3.0"),
-        ("frames", "the episodes have 20 frames, meta/info.json says 21"),
+        ("frames", "meta/episodes has 20 frames, meta/info.json says 21"),
+        ("episodes", "meta/episodes has 3 episodes, meta/info.json says 4"),
         ("dimension", "`action` has 40 numbers in 20 rows, meta/info.json says 3 each"),
         ("size", r"a picture is \[32, 48, 3\], meta/info.json says \[32, 32, 3\]"),
         ("no data", "is no whole LeRobot set"),
@@ -407,7 +410,7 @@ def test_a_set_is_checked_for_what_cannot_be_learnt_from(tmp_path: Path, picture
     whole = recorded()
     write_lerobot(whole, tmp_path / "good", fps=20, pictures=pictures)
     found = check_lerobot_set(LeRobotSet(tmp_path / "good"))
-    assert [each.passed for each in found] == [True] * 5, found
+    assert [each.passed for each in found] == [True] * 6, found
     dark = {"main_images": np.zeros_like(whole.observations["main_images"])}
     failed = [replace(each, success=False) for each in whole.episodes]
     bad = replace(whole, observations={**whole.observations, **dark}, episodes=tuple(failed))
@@ -424,6 +427,30 @@ def test_a_set_is_checked_for_what_cannot_be_learnt_from(tmp_path: Path, picture
     assert told.keys() == {"numbers", "pictures", "success"}
     assert "first in step 2 of episode 1" in told["numbers"]
     assert "`observation.images.main` is black" in told["pictures"]
+
+
+@pytest.mark.parametrize(
+    ("name", "passed", "told"),
+    [
+        ("action", True, "`action` of 2 dimensions"),
+        ("actions", True, "none called `action`; data.actions may name actions"),
+        (None, False, "it has no feature `action`, nor another that could hold actions"),
+    ],
+)
+def test_a_set_without_actions_is_not_passed(
+    name: str | None, passed: bool, told: str, written: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    file, info = tmp_path / "set/data/chunk-000/file-000.parquet", tmp_path / "set/meta/info.json"
+    content = json.loads(info.read_text())
+    action = content["features"].pop("action")
+    if name is not None:
+        content["features"][name] = action
+        table = parquet.read_table(file)
+        parquet.write_table(table.rename_columns({"action": name}), file)
+    info.write_text(json.dumps(content))
+    checks = {each.name: each for each in check_lerobot_set(LeRobotSet(tmp_path / "set"))}
+    assert (checks["actions"].passed, checks["actions"].detail) == (passed, told)
 
 
 def test_a_changed_video_is_found(written: Path, tmp_path: Path) -> None:

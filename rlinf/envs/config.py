@@ -321,10 +321,13 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
         first = error.errors()[0]
         where = ".".join(str(part) for part in ("options", *first["loc"]))
         if first["type"] == "missing":
-            why = required(field_descriptions(options_class).get(str(first["loc"][-1])))
+            option = str(first["loc"][-1])
+            why = required(field_descriptions(options_class).get(option))
+            example = REGISTRY.load(name).example.get(option)
+            hint = f"for example {example}" if example and "``" not in why else ""
         else:
-            why = reason(pydantic.BaseModel, where, first["input"], first, values)
-        raise illegal(where, why) from error
+            why, hint = reason(pydantic.BaseModel, where, first["input"], first, values), ""
+        raise illegal(where, why, hint=hint) from error
     except (TypeError, ValueError) as error:
         raise illegal("options", str(error)) from error
     for problem in idle_keys(options, at="options."):

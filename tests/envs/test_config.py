@@ -27,6 +27,7 @@ def test_options_are_validated_with_defaults_filled_in():
     [
         ({"type": "metawold"}, "unknown env type `metawold`; did you mean `metaworld`"),
         ({"options": {}}, "options.task"),
+        ({"type": "pusht", "options": {}}, "registers it; for example gym_pusht/PushT-v0"),
         ({"options": {"task": "reach-v3", "imagess": True}}, "did you mean `images`"),
         ({"options": {"task": "reach-v3", "images": "yes"}}, "options.images"),
         ({"options": {"task": 3}}, "options.task"),

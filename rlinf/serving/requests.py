@@ -59,7 +59,7 @@ class ActionRequest:
 def check_keys(spec: EnvSpec, keys: Mapping[str, str]) -> None:
     """Refuse, by a ConfigError, names for what a policy of this spec does not read, or two for the
     same."""
-    legal = [*spec.observation_shapes, PROMPT]
+    legal = _names(spec)
     for source, target in keys.items():
         if target and target not in legal:
             raise ConfigError(f"--key {source}={target}: the policy reads no `{target}`; "
@@ -68,6 +68,12 @@ def check_keys(spec: EnvSpec, keys: Mapping[str, str]) -> None:
     for target in targets:
         if targets.count(target) > 1:
             raise ConfigError(f"--key: two names are given for `{target}`; leave one out")
+
+
+def _names(spec: EnvSpec) -> list[str]:
+    """What a client may give, of which `prompt` only to a policy that knows texts."""
+    worded = spec.task_descriptions or INSTRUCTION_KEY in spec.observation_shapes
+    return [*spec.observation_shapes, *([PROMPT] if worded else [])]
 
 
 class RequestReader:
@@ -156,12 +162,11 @@ class RequestReader:
     def _row(self, given: dict[str, Any]) -> dict[str, np.ndarray]:
         shapes, types = self._spec.observation_shapes, self._spec.observation_dtypes
         self._name_task(given)
-        names = [*shapes, PROMPT]
         for name in given:
             if name not in shapes:
-                told = _cut(name)
+                told, near = _cut(name), did_you_mean(name, _names(self._spec))
                 raise RefusedRequestError(
-                    f"the policy reads no `{told}`; {did_you_mean(name, names)}; rename it with "
+                    f"the policy reads no `{told}`; {near}; rename it with "
                     f"--key {told}=NAME or leave it out with --key {told}= at the server"
                 )
         for name in shapes:

@@ -123,6 +123,10 @@ def test_a_policy_of_one_task_needs_no_text_and_takes_its_own() -> None:
     with pytest.raises(RefusedRequestError, match="knows no texts"):
         reader(none).read(row | {"prompt": "anything"})
     assert reader(none, {"prompt": ""}).read(row | {"prompt": "anything"}).count == 1
+    with pytest.raises(RefusedRequestError, match="reads no `image`; known: states; rename"):
+        reader(none).read(row | {"image": PICTURE})
+    with pytest.raises(ConfigError, match="reads no `prompt`; known: states"):
+        reader(none, {"text": "prompt"})
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def test_a_token_is_made_and_what_a_run_saw_is_asked_of_the_simulator_where_it_i
         (["--key", "a=states", "--key", "a=prompt"], "--key: `a` is `states` and `prompt`; leave"),
         (
             ["--key", "image=main_images"],
-            "the policy reads no `main_images`; known: prompt, states",
+            "the policy reads no `main_images`; known: states",
         ),
         (["env.num_envs=2"], "env.num_envs=2 has no effect here; nearest: model.path=PATH"),
         (["--host", "203.0.113.1"], "cannot listen at 203.0.113.1"),

@@ -88,6 +88,8 @@ def format_ranks(ranks: Sequence[int]) -> str:
 
 
 def _nearest_range(text: str) -> str:
+    if re.fullmatch(r"\s*-\s*\d+\s*", text):
+        return " Nearest legal: '0'."
     numbers = re.findall(r"\d+", text)
     if not numbers:
         return " For example '0-3'."

@@ -58,7 +58,7 @@ def test_all_of_an_unknown_number_is_left_open():
         ("0:0:0", None, r"more than one ':'.*'0:0'"),
         ("a", None, r"position 0 \('a'\): Invalid rank format 'a'.*'0-3'"),
         ("0-", None, r"Invalid rank format '0-'.*legal: '0'"),
-        ("-1", None, r"Invalid rank format '-1'.*legal: '1'"),
+        ("-1", None, r"Invalid rank format '-1'.*legal: '0'"),
         ("0-1-2", None, r"Invalid rank format.*legal: '0-2'"),
         ("0.5", None, r"Invalid rank format"),
         ("3-0", None, r"must be less than or equal.*'0-3'"),

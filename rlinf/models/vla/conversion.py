@@ -79,7 +79,8 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
             raise ConfigError(
                 f"{source} holds no whole {' or '.join(each.title for each in FAMILIES)}: there is "
                 f"no {needed}; the file of a run has what was trained alone; nearest: rlinf "
-                "convert run RUN",
+                "convert run RUN where the run began with model.path, and a run that trains every "
+                "weight where it began with a preset",
                 key="path",
             )
     layout = family.layout(target)

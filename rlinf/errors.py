@@ -63,6 +63,15 @@ def told(error: BaseException) -> str:
     return " ".join(message.split()) + (lines[-1] if lines else "")
 
 
+def shortened(text: str, most: int) -> str:
+    """A text without its middle where it is longer than so many characters, as that of an exception
+    that shows its data; begin and end say what it is."""
+    left_out = len(text) - most
+    if left_out <= 0:
+        return text
+    return f"{text[: most // 2]} … {left_out} characters … {text[-(most // 2) :]}"
+
+
 def sought(path: Path) -> str:
     """A path as it was written, with the directory where a relative one was looked for."""
     return str(path) if path.expanduser().is_absolute() else f"{path} in {Path.cwd()}"

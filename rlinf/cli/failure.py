@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf.cli.screen import complain, say
-from rlinf.errors import RLinfError, UserError
+from rlinf.errors import RLinfError, UserError, shortened
 from rlinf.scheduler.errors import WorkerCallError
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ FAILED, USER_ERROR = 1, 2
 _TRACE_LINES = 6
 _MESSAGE_LINES = 20
 _FIRST_LINES = 4
+_LINE_CHARACTERS = 800
 
 
 @dataclass
@@ -125,6 +126,10 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
         if len(message) > _MESSAGE_LINES:  # the last lines of a trace say what it was
             message[_FIRST_LINES : _FIRST_LINES - _MESSAGE_LINES] = ["…"]
         head = f"the run failed{place}: {message[0]}"
-        return "\n".join([head, *message[1:], where])
+        return "\n".join([*map(_line, [head, *message[1:]]), where])
     head = f"the run failed{place}; the trace ends in"
-    return "\n".join([head, *trace[-_TRACE_LINES:], where])
+    return "\n".join([head, *map(_line, trace[-_TRACE_LINES:]), where])
+
+
+def _line(text: str) -> str:
+    return shortened(text, _LINE_CHARACTERS)

@@ -74,6 +74,24 @@ def test_explain(capsys: pytest.CaptureFixture[str]) -> None:
     assert "here that is `reward.functions`" in err
 
 
+@pytest.mark.parametrize("kind", [RunFailure, ValueError])
+def test_a_message_of_any_length_is_shown_in_a_line_and_logged_whole(
+    kind: type[Exception],
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", tmp_path / "run.log")
+    whole = f"begin {'0, ' * 5000}end"
+    assert report(kind(whole)) == 1
+    err = capsys.readouterr().err
+    assert len(err) < 1200
+    assert "begin 0, 0" in err
+    assert "0, end" in err
+    assert whole in (tmp_path / "run.log").read_text(encoding="utf-8")
+
+
 def test_a_failure_shows_its_end_and_logs_the_whole(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from rlinf.envs.results import FaultReason, fault_in_a_line
-from rlinf.errors import UserError
+from rlinf.errors import UserError, shortened
 
 T = TypeVar("T")
 _STACK_CHARACTERS = 4000
@@ -42,7 +42,7 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
         raise
     except Exception as error:
         lines = traceback.format_exception(type(error), error, error.__traceback__)
-        stack = "".join(lines)[-_STACK_CHARACTERS:]
+        stack = shortened("".join(lines), _STACK_CHARACTERS)
         raise EnvSideFault(FaultReason.EXCEPTION, stack) from error
 
 

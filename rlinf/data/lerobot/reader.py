@@ -116,10 +116,12 @@ class LeRobotSet:
                     f"{path}: `{name}` has {values.size} numbers in {self._lengths[path]} rows, "
                     f"meta/info.json says {width} each"
                 )
+            if values.dtype.kind not in "biuf":
+                raise ConfigError(f"{path}: `{name}` holds no numbers; copy the set again")
             rows: np.ndarray = values.reshape(-1, width).astype(np.float32)
             return rows
 
-        return lambda: (self._guarded(partial(read, path)) for path in self._lengths)
+        return lambda: (self._guarded(read, path) for path in self._lengths)
 
     def pictures(self, name: str) -> VideoPictures | ImagePictures:
         """A camera; ConfigError where the feature is none."""
@@ -161,20 +163,19 @@ class LeRobotSet:
 
     # -- files ----------------------------------------------------------------------------------
 
-    def _guarded(self, read: Callable[[], Any]) -> Any:
-        """What a file holds; ConfigError where it is missing or damaged."""
+    def _guarded(self, read: Callable[..., Any], *file: Path) -> Any:
+        """What a file holds, or several do; ConfigError where it is missing or damaged."""
         try:
-            return read()
-        except OSError as error:  # as are all errors of pyarrow about files
+            return read(*file)
+        except (OSError, ValueError) as error:  # the former are most errors of pyarrow about files
+            if not isinstance(error, OSError) and not type(error).__module__.startswith("pyarrow"):
+                raise
+            why = str(error).partition("\n")[0]
+            which = "".join(f"{each.relative_to(self.directory)}: " for each in file
+                            if str(each) not in why)  # fmt: skip
             raise ConfigError(
-                f"{self.directory} is no whole LeRobot set: {error}; copy it again"
+                f"{self.directory} is no whole LeRobot set: {which}{why}; copy it again"
             ) from error
-        except ValueError as error:
-            if type(error).__module__.startswith("pyarrow"):
-                raise ConfigError(
-                    f"{self.directory} is no whole LeRobot set: {error}; copy it again"
-                ) from error
-            raise
 
     def _read_tasks(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Numbers, ascending, and texts; the column of the texts is pandas' index, of whatever
@@ -190,9 +191,7 @@ class LeRobotSet:
     def _read_episodes(self) -> tuple[LeRobotEpisode, ...]:
         rows: list[dict[str, Any]] = []
         for path in sorted(self.directory.glob("meta/episodes/*/*.parquet")):
-            names = parquet().read_schema(regular_file(path)).names
-            kept = [name for name in names if not name.startswith("stats/")]
-            rows += parquet().read_table(path, columns=kept).to_pylist()
+            rows += self._guarded(_rows_of_episodes, path)
         rows.sort(key=lambda row: row["episode_index"])
         return tuple(self._episode(row) for row in rows)
 
@@ -220,6 +219,7 @@ class LeRobotSet:
 
     def _check_rows(self) -> None:
         """Refuse files that do not hold the rows of their episodes."""
+        self._compare_total("episodes", len(self.episodes))
         expected = 0
         wanted: dict[Path, int] = {}
         for number, episode in enumerate(self.episodes):
@@ -236,8 +236,8 @@ class LeRobotSet:
             expected += episode.length
             wanted[episode.data] = wanted.get(episode.data, 0) + episode.length
         for path, rows in wanted.items():
-            self._guarded(partial(regular_file, path))
-            found = self._guarded(partial(parquet().read_metadata, path)).num_rows
+            self._guarded(regular_file, path)
+            found = self._guarded(parquet().read_metadata, path).num_rows
             if found != rows:
                 raise ConfigError(
                     f"{path} holds {found} rows, the episodes in it {rows}; copy the set again"
@@ -253,12 +253,15 @@ class LeRobotSet:
         )
         numbers = self._guarded(read)
         self.texts, self.text_numbers = self._texts_of_rows(numbers)
-        for what, count in (("frames", expected), ("episodes", len(self.episodes))):
-            if (told := self.info.get(f"total_{what}", count)) != count:
-                raise ConfigError(
-                    f"{self.directory}: meta/episodes has {count} {what}, meta/info.json says "
-                    f"{told}; copy the set again"
-                )
+        self._compare_total("frames", expected)
+
+    def _compare_total(self, what: str, count: int) -> None:
+        """Refuse another number than ``meta/info.json`` says."""
+        if (told := self.info.get(f"total_{what}", count)) != count:
+            raise ConfigError(
+                f"{self.directory}: meta/episodes has {count} {what}, meta/info.json says {told}; "
+                "copy the set again"
+            )
 
     def _texts_of_rows(self, numbers: np.ndarray) -> tuple[tuple[str, ...], np.ndarray]:
         """The texts, and which of them each row is of; what lerobot says of an episode agrees."""
@@ -282,6 +285,14 @@ class LeRobotSet:
             pictures = self.pictures(name)
             if isinstance(pictures, VideoPictures):
                 pictures.check()
+
+
+def _rows_of_episodes(path: Path) -> list[dict[str, Any]]:
+    """What a file says of its episodes, but for their statistics."""
+    names = parquet().read_schema(regular_file(path)).names
+    kept = [name for name in names if not name.startswith("stats/")]
+    rows: list[dict[str, Any]] = parquet().read_table(path, columns=kept).to_pylist()
+    return rows
 
 
 def _rate_of(given: Any) -> float:

@@ -125,6 +125,12 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
     elif change == "half data":
         path = target / "data/chunk-000/file-000.parquet"
         path.write_bytes(path.read_bytes()[:1000])
+    elif change == "words":
+        change_column(target / "data/chunk-000/file-000.parquet", "action",
+                      lambda rows: [list(map(str, row)) for row in rows])  # fmt: skip
+    elif change == "half episodes":
+        path = target / "meta/episodes/chunk-000/file-000.parquet"
+        path.write_bytes(path.read_bytes()[:1000])
     elif change == "half video":
         video.write_bytes(video.read_bytes()[:1000])
     elif change == "short video":
@@ -148,7 +154,9 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
         ("dimension", "`action` has 40 numbers in 20 rows, meta/info.json says 3 each"),
         ("size", r"a picture is \[32, 48, 3\], meta/info.json says \[32, 32, 3\]"),
         ("no data", "is no whole LeRobot set"),
-        ("half data", "is no whole LeRobot set"),
+        ("half data", r"is no whole LeRobot set: data/chunk-000/file-000.parquet: .*copy it again"),
+        ("half episodes", "set: meta/episodes/chunk-000/file-000.parquet: .*copy it again"),
+        ("words", "file-000.parquet: `action` holds no numbers"),
         ("half video", "is no whole video"),
         ("short video", "ends before 0.950 s"),
         ("no video", "is no whole video"),

@@ -144,7 +144,8 @@ def _readable(path: Path, key: str) -> Iterator[None]:
     try:
         yield
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
-        raise ConfigError(f"{path}: the statistics of `{key}` cannot be read: {error}") from error
+        of = f" of `{key}`" if key else ""
+        raise ConfigError(f"{path}: the statistics{of} cannot be read: {error}") from error
 
 
 def _sets(path: Path) -> dict[str, Mapping[str, Any]]:

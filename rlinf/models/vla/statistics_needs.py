@@ -43,7 +43,17 @@ def require_numbers(
                 f"{place}; nearest: those of a set of finite numbers, with: rlinf data stats",
                 key=key,
             )
-    if not (second if method == "mean_std" else second - first).any():
+    width = second if method == "mean_std" else second - first
+    if (width < 0).any():
+        place = int(np.argmax(width < 0))
+        names = NEEDS[method][1:] if method == "mean_std" else NEEDS[method]
+        told = ", ".join(f"{name} {float(given[name][place]):g}" for name in names)
+        raise ConfigError(
+            f"the statistics of {of} have a width below 0 in dimension {place} ({told}), which "
+            "would turn its sign; nearest: those of the recorded set, with: rlinf data stats",
+            key=key,
+        )
+    if not width.any():
         raise ConfigError(
             f"the statistics of {of} are of numbers that never change: {NEEDS[method][0]} "
             f"and {NEEDS[method][1]} leave no width in any dimension; nearest: those of the "

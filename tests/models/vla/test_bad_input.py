@@ -217,6 +217,10 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda d: {**TINY, "statistics": statistics(d, SEVEN), "statistics_key": "aloha"},
         "without a key to choose it by; nearest: leave `aloha` out",
     ),
+    "statistics that turn the sign": (
+        lambda d: {**TINY, "statistics": statistics(d, ([-0.5] * 7, [0.5] * 6 + [-0.6]))},
+        r"a width below 0 in dimension 6 \(q01 -0.5, q99 -0.6\)",
+    ),
     "actions not normalised": (
         lambda d: {**TINY, "statistics": statistics(d, ([-50.0] * 7, [50.0] * 7))},
         "the statistics",

@@ -272,7 +272,8 @@ def load_published(
 
     Raises:
         ConfigError: A tensor is missing, left over or of another shape; all are listed, and
-            nothing was read. Or a file is missing or damaged, or tied tensors differ.
+            nothing was read. Or one is of whole numbers, a file is missing or damaged, or tied
+            tensors differ.
     """
     found = translate(open_weights(path), layouts)
     own = {name: tuple(each.shape) for name, each in model.state_dict().items() if not fresh(name)}
@@ -297,6 +298,15 @@ def load_published(
             key="path",
         )
     read = {name: found[name] for name in own}
+    computes = {name: each.is_floating_point() for name, each in model.state_dict().items()}
+    whole = [name for name in read if computes[name] != read[name].is_floating_point()]
+    if whole:
+        raise ConfigError(
+            f"the weights in {path} are of other types than the model computes with: "
+            f"{_listed([f'{name} ({read[name].dtype})' for name in whole])}; nearest: those before "
+            "they were quantized",
+            key="path",
+        )
     check_finite(read.items(), source=str(path), key="path")
     model.load_state_dict(
         {name: tensor.to(dtype or tensor.dtype) for name, tensor in read.items()},

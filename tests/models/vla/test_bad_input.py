@@ -94,6 +94,15 @@ def cut(directory: Path) -> Path:
     return directory
 
 
+def quantized(directory: Path) -> Path:
+    """A weight is of whole numbers."""
+    file = directory / "model.safetensors"
+    tensors = load_file(file)
+    (name,) = (each for each in tensors if each.endswith("action_out_proj.weight"))
+    save_file({**tensors, name: (100 * tensors[name]).to(torch.int8)}, file)
+    return directory
+
+
 def empty(directory: Path) -> Path:
     """A directory with nothing in it."""
     (directory / "empty").mkdir()
@@ -155,6 +164,10 @@ CASES: dict[str, tuple[Any, str]] = {
     "half a checkpoint": (lambda d: {"path": halved(d)}, "holds no pi05: no vision"),
     "untied": (lambda d: {"path": untied(d)}, "which are one tensor of the model"),
     "a download that broke off": (lambda d: {"path": cut(d)}, "model.safetensors"),
+    "weights of whole numbers": (
+        lambda d: {"path": quantized(d)},
+        r"^model\.path: .* other types .*: action_out_proj.weight \(torch.int8\); nearest",
+    ),
     "a long instruction": (
         lambda d: {**TINY, "state_in_prompt": False, "max_prompt_tokens": 2},
         "tokens, the model is given at most 2; legal with it",

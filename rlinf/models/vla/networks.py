@@ -59,6 +59,19 @@ class Published:
         """Heads of the vision tower, which weights do not tell: those of SigLIP of its width."""
         return 16 if vision.width == 1152 else vision.width // 64
 
+    def actions_at_once(self, default: int, *, said: str = "chunk_size") -> int:
+        """The section's horizon, or what config.json says of it; ConfigError where that is none."""
+        given = self.settings.get(said)
+        if self.config.horizon or given is None:
+            return self.config.horizon or default
+        if type(given) is not int or given < 1:
+            raise ConfigError(
+                f"{self.config.path} has {said}: {given!r} in its config.json, expected a whole "
+                "number above 0; nearest: model.horizon in its place",
+                key="path",
+            )
+        return given
+
     def refuse_others(self, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """Refuse a directory that wants something computed which is not, rather than compute else.
 

@@ -168,6 +168,14 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda d: {"path": quantized(d)},
         r"^model\.path: .* other types .*: action_out_proj.weight \(torch.int8\); nearest",
     ),
+    **{
+        f"{chunk!r} actions at once": (
+            lambda d, chunk=chunk: {"path": written(d, "config.json", json.dumps(
+                {"chunk_size": chunk, "vision_heads": 4}))},
+            rf"^model\.path: .* has chunk_size: {chunk!r} in its config.json, expected a whole",
+        )
+        for chunk in (0, -1, "8")
+    },
     "a long instruction": (
         lambda d: {**TINY, "state_in_prompt": False, "max_prompt_tokens": 2},
         "tokens, the model is given at most 2; legal with it",

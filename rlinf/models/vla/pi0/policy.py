@@ -135,7 +135,7 @@ def _published_size(held: Published) -> PI0Size:
     patch = held.shape("vision.patch_embedding.weight")[-1]
     patches = held.shape("vision.position_embedding.weight")[0]
     head_dim = held.shape("expert.layers.0.self_attn.k_proj.weight")[0]  # of one head, as all have
-    horizon = settings.get("chunk_size") or settings.get("action_horizon") or 50
+    said = "action_horizon" if settings.get("chunk_size") is None else "chunk_size"
     size = PI0Size(
         adaptive=adaptive,
         vision=held.transformer("vision", "fc1"),
@@ -147,7 +147,7 @@ def _published_size(held: Published) -> PI0Size:
         vocabulary=held.shape(EMBEDDING)[0],
         patch=patch,
         image=round(patches**0.5) * patch,
-        horizon=config.horizon or int(horizon),
+        horizon=held.actions_at_once(50, said=said),
         action_dim=held.shape("action_in_proj.weight")[1],
     )
     return size if adaptive else replace(size, state_dim=held.shape("state_proj.weight")[1])

@@ -154,7 +154,7 @@ def _published_size(held: Published) -> SmolVLASize:
         image=image,
         shuffle=math.isqrt(held.shape("vision.projector.weight")[1] // vision.width),
         every=every,
-        horizon=config.horizon or settings.get("chunk_size", 50),
+        horizon=held.actions_at_once(50),
         action_dim=held.shape("action_in_proj.weight")[1],
         state_dim=held.shape("state_proj.weight")[1],
     )

@@ -37,10 +37,13 @@ def find_run(given: str, recipes: Iterable[str] = ()) -> Path:
 
 
 def _run_around(path: Path) -> str:
-    """Name the run that a path lies in, or the newest one in a directory of runs."""
+    """Name the run that a path lies in, or the newest one in a directory of runs, or say that it
+    holds a published model."""
     for near in (*path.parents, path / LATEST):
         if (near / CONFIG_FILE).is_file():
             return f"; nearest: {near}"
+    if (path / "config.json").is_file():
+        return "; it holds a model, from which a run begins that has it as model.path"
     return ""
 
 

@@ -349,6 +349,9 @@ def test_runs_and_checkpoints_are_not_mistaken(
     contains(refused(capsys, ["eval", str(broken)]), ["no complete checkpoint", "manifest.json"])
     contains(refused(capsys, ["eval", str(tmp_path)]), ["is no run directory"])
     contains(refused(capsys, ["resume", str(tmp_path)]), ["is no run directory"])
+    (tmp_path / "config.json").write_text("{}")
+    said = ["is no run directory", "it holds a model", "model.path"]
+    contains(refused(capsys, ["eval", str(tmp_path)]), said)
     run = str(run_directory)
     contains(refused(capsys, ["eval", run, "--spec", "no.json"]), ["--spec", "no.json"])
     fixed = refused(capsys, ["eval", run, "model.hidden_sizes=[8]", "evaluation.episodes=3"])

@@ -24,7 +24,8 @@ def check_compatible(
     Of each kind of difference so many names are ``shown``; the rest is counted.
 
     Raises:
-        CheckpointError: A tensor is missing, left over or of another shape.
+        CheckpointError: A tensor is missing, left over, of another shape, or of whole numbers
+            where the model has others.
     """
     want = {name: _shape(value) for name, value in expected.items()}
     have = {name: _shape(value) for name, value in found.items()}
@@ -33,11 +34,19 @@ def check_compatible(
         for name in want
         if name in have and want[name] != have[name]
     ]
+    whole = [
+        f"{name}: {value.dtype} there, {own.dtype} in the model"
+        for name, own in expected.items()
+        if isinstance(own, Tensor)
+        and isinstance(value := found.get(name), Tensor)
+        and value.is_floating_point() != own.is_floating_point()
+    ]
     missing = [f"{name} {_text(want[name])}" for name in want if name not in have]
     unknown = [f"{name} {_text(have[name])}" for name in have if name not in want]
     lines = []
     for title, entries in (
-        ("of another shape", different), ("missing", missing), ("unknown to the model", unknown),
+        ("of another shape", different), ("of another type", whole), ("missing", missing),
+        ("unknown to the model", unknown),
     ):  # fmt: skip
         if entries:
             lines += [f"  {title}:", *(f"    {entry}" for entry in entries[:shown])]

@@ -15,6 +15,14 @@ def test_equal_shapes_are_compatible():
     check_compatible(model.state_dict(), {"weight": (2, 3), "bias": [2]})
 
 
+def test_whole_numbers_are_no_weights():
+    model = torch.nn.BatchNorm1d(2)  # one of its buffers is a whole number
+    found = dict(model.state_dict())
+    check_compatible(model.state_dict(), found | {"weight": found["weight"].bfloat16()})
+    with pytest.raises(CheckpointError, match=r"weight: torch.int8 there, torch.float32 in the"):
+        check_compatible(model.state_dict(), found | {"weight": found["weight"].to(torch.int8)})
+
+
 def test_the_differences_are_listed_briefly():
     expected = {"a": (2, 3), "b": (4,), **{f"m{i}": (1,) for i in range(9)}}
     found = {"a": (2, 4), "b": (4,), "old": (), **{f"x{i}": (7,) for i in range(2)}}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -171,7 +172,7 @@ class LeRobotSet:
             if not isinstance(error, OSError) and not type(error).__module__.startswith("pyarrow"):
                 raise
             why = str(error).partition("\n")[0]
-            which = "".join(f"{each.relative_to(self.directory)}: " for each in file
+            which = "".join(f"{os.path.relpath(each, self.directory)}: " for each in file
                             if str(each) not in why)  # fmt: skip
             raise ConfigError(
                 f"{self.directory} is no whole LeRobot set: {which}{why}; copy it again"
@@ -179,12 +180,16 @@ class LeRobotSet:
 
     def _read_tasks(self) -> tuple[np.ndarray, tuple[str, ...]]:
         """Numbers, ascending, and texts; the column of the texts is pandas' index, of whatever
-        name."""
+        name where it is the only one."""
         if not (self.directory / TASKS).exists() and self.info.get("total_tasks") == 0:
             return np.zeros(0, np.int64), ()  # otherwise rows are of tasks that only it tells apart
         columns = parquet().read_table(regular_file(self.directory / TASKS)).to_pydict()
         numbers = columns.pop("task_index")
-        (texts,) = columns.values()
+        named = [each for each in ("task", "__index_level_0__") if each in columns] or [*columns]
+        if len(columns) != 1 and named == [*columns]:
+            others = ", ".join(columns) or "nothing"
+            raise ValueError(f"{TASKS} has {others} beside task_index, expected a column `task`")
+        texts = columns[named[0]]
         known = dict(sorted(zip(numbers, texts, strict=True)))
         return np.array([*known], np.int64), tuple(map(str, known.values()))
 

@@ -322,6 +322,24 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(written: Path, tmp_path: Pa
             LeRobotSet(target)
 
 
+def test_texts_of_tasks_are_told_from_what_stands_beside_them(
+    written: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    file = tmp_path / "set/meta/tasks.parquet"
+    texts = parquet.read_table(file).drop_columns(["task_index"]).column(0)
+    numbers = pyarrow.array(range(len(texts)))
+    more = {"skill": numbers, "task_index": numbers}
+    parquet.write_table(pyarrow.table({**more, "task": texts}), file)
+    assert LeRobotSet(tmp_path / "set").texts == ("open the window", "close the window")
+    parquet.write_table(pyarrow.table({**more, "words": texts}), file)
+    with pytest.raises(ConfigError, match="has skill, words beside task_index, expected a column"):
+        LeRobotSet(tmp_path / "set")
+    parquet.write_table(pyarrow.table({"task_index": numbers}), file)
+    with pytest.raises(ConfigError, match="has nothing beside task_index, expected a column"):
+        LeRobotSet(tmp_path / "set")
+
+
 def test_without_its_file_of_tasks_a_set_is_not_whole(written: Path, tmp_path: Path) -> None:
     """Rows would be of the first text of their episode, whatever ``task_index`` they have."""
     shutil.copytree(written / "image", tmp_path / "set")

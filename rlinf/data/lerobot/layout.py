@@ -53,7 +53,8 @@ class Feature:
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Feature:
-        """From its entry in ``meta/info.json``, where channels may come first; ValueError."""
+        """From its entry in ``meta/info.json``, where channels may come first, and a grey picture
+        has one, which is read as three; ValueError."""
         dtype, shape, names = given["dtype"], given["shape"], given.get("names")
         if not isinstance(dtype, str):
             raise ValueError(f"dtype is {dtype!r}, expected the name of a type")
@@ -65,6 +66,7 @@ class Feature:
             listed = names if isinstance(names, list) else []
             first = str(listed[0]).startswith("c") if listed else shape[0] in (1, 3)
             shape = (*shape[1:], shape[0]) if first else shape
+            shape = (*shape[:2], 3) if shape[2] == 1 else shape
         return cls(dtype, shape)
 
 

@@ -186,6 +186,9 @@ class ImagePictures(_Pictures):
             encoded = self._encoded(group)[row - self._firsts[group]]
             try:
                 with Image.open(io.BytesIO(encoded["bytes"])) as picture:
+                    if picture.mode.startswith(("I", "F")):  # as of depth: more than bytes
+                        raise ConfigError(f"`{self._name}` holds numbers of mode {picture.mode}, "
+                                          "no colours; nearest: another camera")  # fmt: skip
                     yield np.asarray(picture.convert("RGB"))
             except (TypeError, OSError, UnidentifiedImageError) as error:
                 path = self._groups[group][1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from .sets import SPEC, recorded
 pyarrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
 pytest.importorskip("av")
+Image = pytest.importorskip("PIL.Image")
 MAIN, WRIST = "observation.images.main", "observation.images.wrist_1"
 
 
@@ -477,6 +479,31 @@ def test_a_set_without_actions_is_not_passed(
     info.write_text(json.dumps(content))
     checks = {each.name: each for each in check_lerobot_set(LeRobotSet(tmp_path / "set"))}
     assert (checks["actions"].passed, checks["actions"].detail) == (passed, told)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_grey_pictures_have_three_equal_colours_and_depth_is_refused(
+    kind: type, written: Path, tmp_path: Path
+) -> None:
+    def encoded(rows: list[Any]) -> list[Any]:
+        with io.BytesIO() as file:
+            Image.fromarray(np.arange(32 * 48, dtype=kind).reshape(32, 48)).save(file, "PNG")
+            return [{**row, "bytes": file.getvalue()} for row in rows]
+
+    shutil.copytree(written / "image", tmp_path / "set")
+    change_column(tmp_path / "set/data/chunk-000/file-000.parquet", MAIN, encoded)
+    info = tmp_path / "set/meta/info.json"
+    content = json.loads(info.read_text())
+    content["features"][MAIN]["shape"] = [32, 48, 1]
+    info.write_text(json.dumps(content))
+    pictures = LeRobotSet(tmp_path / "set").pictures(MAIN)
+    assert pictures.shape[1:] == (32, 48, 3)
+    if kind is np.uint16:
+        with pytest.raises(ConfigError, match=f"`{MAIN}` holds numbers of mode I.*, no colours"):
+            pictures[np.array([0])]
+        return
+    (seen,) = pictures[np.array([3])]
+    assert (seen == (np.arange(32 * 48) % 256).reshape(32, 48, 1)).all()
 
 
 def test_a_changed_video_is_found(written: Path, tmp_path: Path) -> None:

@@ -335,7 +335,8 @@ def type_of_directory(directory: Path) -> str:
     names = ", ".join(sorted(said - {"None"})) or "its config.json names none"
     raise ConfigError(
         f"{directory} is of no model that is known here ({names}); nearest: "
-        f"{', '.join(sorted(known))}"
+        f"{', '.join(sorted(known))}; where its layout names none, as openpi's, say which: "
+        f"rlinf check model TYPE path={directory}"
     )
 
 

@@ -87,6 +87,9 @@ def test_a_directory_says_which_model_it_holds(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     with pytest.raises(ConfigError, match=r"no model that is known here \(gpt2\); nearest: "):
         type_of_directory(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps({"action_horizon": 50}))
+    with pytest.raises(ConfigError, match=r"say which: rlinf check model TYPE path="):
+        type_of_directory(tmp_path)
 
 
 def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> None:

@@ -6,11 +6,14 @@ workers, flow and executor as training, with another number of items, devices or
 
 from __future__ import annotations
 
+import fcntl
+import os
+import shutil
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -30,6 +33,7 @@ from rlinf.planner.search import predict
 
 MEASURED_STEPS = 5
 _CREATED_MODEL = "initial_model"
+_SCRATCH = "rlinf-trials-"
 
 
 class Rehearsing(Protocol):
@@ -66,10 +70,10 @@ def measure(
     """
     cluster_of(config)  # a cluster that cannot be planned for is refused before it is measured
     trials: list[MeasuredTrial] = []
-    with tempfile.TemporaryDirectory(prefix="rlinf-measure-") as scratch:
+    with _scratch_directory() as scratch:
         for number, (label, trial) in enumerate(legal_trials(config)):
             begin = time.perf_counter()
-            with _trial_directory(Path(scratch), number) as directory:
+            with _trial_directory(scratch, number) as directory:
                 recorder = trial_recorder(label, trial, flow)
                 try:
                     taken = _observe(runner(trial, directory, threading.Event()), recorder, steps)
@@ -81,6 +85,27 @@ def measure(
             trials.append(MeasuredTrial(trial, recorder, taken))
             say(f"measured {label}: {_summary(recorder)}, {time.perf_counter() - begin:.0f} s")
     return profile_of(config, flow, trials)
+
+
+@contextmanager
+def _scratch_directory() -> Iterator[Path]:
+    """A directory that is thrown away, once those are whose process was killed before it could."""
+    for left in Path(tempfile.gettempdir()).glob(f"{_SCRATCH}*"):
+        with suppress(OSError), _locked(left):  # of a living process it is locked
+            shutil.rmtree(left)
+    with tempfile.TemporaryDirectory(prefix=_SCRATCH) as made, _locked(Path(made)):
+        yield Path(made)
+
+
+@contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the lock of a directory, which ends with this process; OSError where another does."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def trial_recorder(label: str, trial: PlacedConfig, flow: Callable[[Any], Flow]) -> StepRecorder:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 import pickle
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.errors import ConfigError
 from rlinf.flow.executor import StepReport
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import ComponentPlan
@@ -86,6 +90,25 @@ def test_a_trial_that_fails_leaves_what_the_others_measured(
     fails = 0
     with pytest.raises(RuntimeError, match="out of memory"):
         profiling.measure(config, build, Embodied.flow, steps=1, say=lines.append)
+
+
+def test_directories_of_killed_trials_are_removed_and_those_of_living_ones_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed, living, other = (tmp_path / f"{name}" for name in ("rlinf-trials-a", "rlinf-trials-b",
+                                                               "of-others"))  # fmt: skip
+    for each in (killed, living, other):
+        (each / "0").mkdir(parents=True)
+    monkeypatch.setattr(profiling, "legal_trials", lambda config: iter(()))
+    descriptor = os.open(living, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    with pytest.raises(ConfigError, match="could be measured"):
+        profiling.measure(support.small_config(tmp_path), partial(Run, Embodied), Embodied.flow)
+    os.close(descriptor)
+    assert {each.name for each in tmp_path.iterdir()} >= {living.name, other.name}
+    assert not killed.exists()
+    assert len([*tmp_path.glob("rlinf-trials-*")]) == 1
 
 
 def test_a_kept_profile_is_used_until_something_differs(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ prints it without a stack trace and exits with 2. Everything else is a failure o
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import traceback
@@ -50,17 +51,25 @@ def in_section(section: str) -> Iterator[None]:
         raise
 
 
+_FRAME = re.compile(r'\s*File "(.+)", line (\d+)')
+
+
 def told(error: BaseException) -> str:
-    """An exception of somebody else's code in a line: type, message, and the file and line of the
-    innermost call that is neither in this package nor in an installed one. Half a character, which
-    no file takes, is shown by its number."""
-    package, lines = str(Path(__file__).resolve().parent), []
-    for frame in traceback.extract_tb(error.__traceback__):
-        foreign = "site-packages" in frame.filename or frame.filename.startswith("<")
-        if not foreign and not frame.filename.startswith(f"{package}{os.sep}"):
-            lines.append(f" ({frame.filename} line {frame.lineno})")
+    """An exception of somebody else's code in a line: type, message, and :func:`own_line`. Half a
+    character, which no file takes, is shown by its number."""
     message = f"{type(error).__name__}: {error}".encode(errors="backslashreplace").decode()
-    return " ".join(message.split()) + (lines[-1] if lines else "")
+    return " ".join(message.split()) + own_line(traceback.format_tb(error.__traceback__))
+
+
+def own_line(trace: list[str]) -> str:
+    """From a trace the file and line of the innermost call that is neither in this package, nor in
+    an installed one, nor in Python's own library, as ``" (FILE line N)"``; empty: there is none."""
+    away = "<", f"{Path(__file__).resolve().parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
+    for found in filter(None, map(_FRAME.match, reversed(trace))):
+        file, line = found.groups()
+        if "site-packages" not in file and not file.startswith(away):
+            return f" ({file} line {line})"
+    return ""
 
 
 def shortened(text: str, most: int) -> str:

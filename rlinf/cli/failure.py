@@ -1,7 +1,8 @@
 """How errors are reported: messages on the screen, the whole trace in the log of the run.
 
 What the project raises on purpose is told by its message; of any other exception the screen shows
-the end of the trace. An exception that a worker raised is reported as if it were raised here.
+the line of the user's own code that it comes from, or else the end of the trace. An exception that
+a worker raised is reported as if it were raised here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rlinf.cli.screen import complain, say
-from rlinf.errors import RLinfError, UserError, shortened
+from rlinf.errors import RLinfError, UserError, own_line, shortened
 from rlinf.scheduler.errors import WorkerCallError
 
 if TYPE_CHECKING:
@@ -127,6 +128,10 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
             message[_FIRST_LINES : _FIRST_LINES - _MESSAGE_LINES] = ["…"]
         head = f"the run failed{place}: {message[0]}"
         return "\n".join([*map(_line, [head, *message[1:]]), where])
+    own = own_line(trace)
+    if own:
+        what = " ".join(f"{type(origin).__name__}: {origin}".split())
+        return f"the run failed{place}: {_line(what)}{own}\n{where}"
     head = f"the run failed{place}; the trace ends in"
     return "\n".join([head, *map(_line, trace[-_TRACE_LINES:]), where])
 

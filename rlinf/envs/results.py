@@ -8,6 +8,8 @@ from typing import Dict, Optional  # noqa: UP035 - the env side runs under 3.8 a
 
 import numpy as np
 
+from rlinf.errors import own_line
+
 TASK_IDS = "task_ids"
 """The entry of an observation that says which of several tasks an env is in: int64, an index into
 the table of descriptions. The host adds it, not the adapter."""
@@ -64,7 +66,7 @@ def fault_in_a_line(reason: FaultReason, detail: str) -> str:
     lines = [line.strip() for line in detail.splitlines() if line.strip()] or [""]
     if reason is FaultReason.CRASH and len(lines) > 1:
         return f"{lines[0].partition(';')[0]}; it printed last: {lines[-1]}"
-    return lines[-1 if reason is FaultReason.EXCEPTION else 0]
+    return f"{lines[-1]}{own_line(lines)}" if reason is FaultReason.EXCEPTION else lines[0]
 
 
 @dataclass(frozen=True)

@@ -174,8 +174,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         try:
             played = play_episodes(groups, shown, frames=count)
         except RunFailure as failure:
-            # Its process adds a stack, whose last line begins with a class.
-            reason = str(failure).rstrip().splitlines()[-1].removeprefix("RuntimeError: ")
+            # Its process adds a stack, or says before it where it failed, and the class.
+            reason = str(failure).rstrip().splitlines()[-1].rpartition("RuntimeError: ")[2]
             if "draws no pictures" not in reason:
                 reason += "; `rlinf doctor` says what rendering needs"
             log.warning("no video: %s.", reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import io
 import json
 import re
@@ -161,15 +162,27 @@ def test_of_a_long_message_the_screen_shows_the_beginning_and_the_end(
 def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(args: object) -> None:
-        raise ZeroDivisionError("by zero")
-
-    monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(main_module, "app", functools.partial(json.loads, [1]))
     code, _, err = run(capsys, "anything")
     assert code == 1
     assert "the run failed; the trace ends in" in err
-    assert "ZeroDivisionError: by zero" in err
+    assert "TypeError: the JSON object must be str" in err
     assert "whole trace with --debug" in err
+
+
+def test_an_exception_of_the_users_own_code_is_told_in_a_line_with_its_place(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(args: object) -> None:
+        json.loads([args])  # type: ignore[arg-type]  # what Python's own library raises is of this line
+
+    monkeypatch.setattr(main_module, "app", fail)
+    code, _, err = run(capsys, "anything")
+    told, where = err.splitlines()
+    assert code == 1
+    assert told.startswith("failure: the run failed: TypeError: the JSON object must be str")
+    assert told.endswith(f"({__file__} line {fail.__code__.co_firstlineno + 1})")
+    assert where == "whole trace with --debug"
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from pathlib import Path
 
 import gymnasium
 import imageio_ffmpeg
@@ -92,7 +93,9 @@ def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplo
     finish("train", str(recipe), f"runner.output_dir={tmp_path}", *words)
     said = [record.message for record in caplog.records if "no video" in record.message]
     assert len(said) == 1
-    assert said[0].startswith("no video: no graphics card was found; `rlinf doctor` says")
+    place = f"({__file__} line "
+    assert said[0].startswith(f"no video: no graphics card was found {place}")
+    assert said[0].endswith("; `rlinf doctor` says what rendering needs.")
     assert "\n" not in said[0]
     assert not list(tmp_path.rglob("*.mp4"))
 
@@ -166,8 +169,9 @@ gymnasium.register("Unmade-v0", entry_point=Unmade)
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
     options = "options={id: 'tests.runners.test_faults:Unmade-v0'}"
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1
-    told = capsys.readouterr().err
-    assert "an env process failed: ImportError: libsimulator.so is missing" in told
+    told, _ = capsys.readouterr().err.splitlines()[-2:]
+    raised = "an env process failed: ImportError: libsimulator.so is missing"
+    assert f"{raised} ({Path(__file__)} line " in told
 
 
 @pytest.mark.parametrize(

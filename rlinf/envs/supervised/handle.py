@@ -10,7 +10,7 @@ import numpy as np
 import psutil
 
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import RunFailure
+from rlinf.errors import RunFailure, own_line
 from rlinf.processes.child import ProcessLostError, RefusedValueError, SupervisedProcess
 
 _CLOSE_SECONDS = 2.0
@@ -149,6 +149,9 @@ class EnvProcess:
 
 
 def _failed(stack: str) -> str:
-    """What was raised, then where: a screen may show the first line alone."""
-    raised = stack.rstrip().splitlines()[-1:]
-    return "\n".join([f"an env process failed: {' '.join(raised)}", stack])
+    """What was raised, and where: a line of the user's own code, or else the whole stack, as a
+    screen may show the first line alone."""
+    lines = stack.rstrip().splitlines()
+    own = own_line(lines)
+    raised = f"an env process failed: {' '.join(lines[-1:])}{own}"
+    return raised if own else f"{raised}\n{stack}"

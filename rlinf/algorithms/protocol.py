@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
 from rlinf.data.trajectory import Trajectory
+from rlinf.errors import RunFailure
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -199,3 +200,47 @@ class Algorithm(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`."""
+
+
+def require_prepared(found: object, by: Algorithm) -> tuple[Batch, dict[str, float]]:
+    """What :meth:`Algorithm.prepare` returned; a RunFailure where it is no batch with metrics, or
+    its advantages are of other terms."""
+    who = f"`prepare` of {type(by).__name__}"
+    match found:
+        case (Batch() as batch, dict() as metrics):
+            pass
+        case _:
+            raise RunFailure(f"{who} returns {_kind(found)}, not a Batch and a dict of metrics")
+    shape, terms = tuple(getattr(batch.advantages, "shape", ())), tuple(batch.mask.shape)
+    if shape not in ((), terms, (len(batch), 1)):
+        raise RunFailure(f"{who} gives advantages {shape} for terms [N, K] of shape {terms}")
+    return batch, metrics
+
+
+def require_share(found: object, by: Algorithm, loss: Loss) -> Share:
+    """What a loss returned of a micro batch; a RunFailure where it is no scalar with gradient and
+    scalars."""
+    who = f"the loss `{loss.name}` of {type(by).__name__}"
+    match found:
+        case (Tensor() as value, dict() as metrics):
+            pass
+        case _:
+            raise RunFailure(f"{who} returns {_kind(found)}, not a Tensor and a dict of metrics")
+    if value.ndim:
+        shape = tuple(value.shape)
+        raise RunFailure(f"{who} is {shape}, not a scalar: sum it, and divide by the normalizer")
+    if not value.requires_grad:
+        raise RunFailure(f"{who} has no gradient: nothing that it reads depends on what is trained")
+    for name, metric in metrics.items():
+        if not (isinstance(metric, Tensor) and metric.ndim == 0):
+            what = f"the metric `{name}` as {_kind(metric)}"
+            raise RunFailure(f"{who} gives {what}, not as a scalar Tensor")
+    return value, metrics
+
+
+def _kind(found: object) -> str:
+    """What something is, in words."""
+    if isinstance(found, tuple):
+        return f"({', '.join(map(_kind, found))})"
+    shape = f" {tuple(found.shape)}" if isinstance(found, Tensor) else ""
+    return f"{type(found).__name__}{shape}"

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import idle_rows
-from rlinf.algorithms.protocol import Algorithm, Loss
+from rlinf.algorithms.protocol import Algorithm, Loss, require_prepared, require_share
 from rlinf.algorithms.samples import staleness_metrics
 from rlinf.algorithms.supervised import with_noise
 from rlinf.data.trajectory import Trajectory
@@ -211,14 +211,17 @@ class Trainer:
 
     def prepare(self, rollout: Trajectory | Batch) -> tuple[Batch, dict[str, float]]:
         """A rollout as a batch with everything that the losses read; metrics about it."""
+        algorithm = self._algorithm
         if isinstance(rollout, Batch):
-            batch, metrics = self._algorithm.prepare(self.with_log_probs(rollout))
+            found = algorithm.prepare(self.with_log_probs(rollout))
+            batch, metrics = require_prepared(found, algorithm)
             return self.with_log_probs(batch), metrics
         stale = bool((rollout.versions != self.version).any())
-        if self._algorithm.needs_present and stale:
-            batch, metrics = self._algorithm.prepare_stale(rollout, self._present(rollout))
+        if algorithm.needs_present and stale:
+            found = algorithm.prepare_stale(rollout, self._present(rollout))
         else:
-            batch, metrics = self._algorithm.prepare(rollout)
+            found = algorithm.prepare(rollout)
+        batch, metrics = require_prepared(found, algorithm)
         metrics.update(staleness_metrics(self.version - batch.versions[:, 0]))
         return self.with_log_probs(self._asked(replace(batch, version=self.version))), metrics
 
@@ -324,15 +327,16 @@ class Trainer:
         def share(part: Batch) -> tuple[Tensor, dict[str, Tensor]]:
             placed = self._packing.place(part, ranks.device)
             with _outputs_of(modules.get(POLICY) if first else None) as seen:
-                value, metrics = loss.of(modules, placed, normalizer)
-            found = {f"{prefix}/loss": value.detach(), **metrics}
+                found = loss.of(modules, placed, normalizer)
+            value, metrics = require_share(found, self._algorithm, loss)
+            told = {f"{prefix}/loss": value.detach(), **metrics}
             tokens = self._packing.tokens(part)
             if tokens is not None:
-                found[f"{prefix}/tokens"] = value.new_tensor(float(tokens))
+                told[f"{prefix}/tokens"] = value.new_tensor(float(tokens))
             for evaluation in seen[:1]:
                 assert first is not None
-                found |= first.disagreement(placed.fold(evaluation.log_probs), placed)
-            return value, found
+                told |= first.disagreement(placed.fold(evaluation.log_probs), placed)
+            return value, told
 
         mine = self._packing.micro_batches(batch, ranks.data_rank, ranks.data_size)
         metrics = self.modules.gradients(loss.parameters, [part for _, part in mine], share)

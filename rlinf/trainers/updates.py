@@ -106,10 +106,10 @@ class SkippedUpdates:
         if self._directory is not None:
             path = self._directory / f"{self._section}_batch_of_step_{step}"
             where = f"; the batch is in {keep_batch(path, batch, step, last.metrics)}"
-        raise RunFailure(
-            f"{which} had a loss or gradient that is not finite; lower {self._optim}.lr "
-            f"or {self._optim}.max_grad_norm{where}"
-        )
+        advice = f"lower {self._optim}.lr or {self._optim}.max_grad_norm"
+        if batch.advantages is not None and not bool(batch.advantages.isfinite().all()):
+            advice = "so were advantages before it: look at what computes them, rewards and values"
+        raise RunFailure(f"{which} had a loss or gradient that is not finite; {advice}{where}")
 
 
 def keep_batch(path: Path, batch: Batch, step: int, metrics: Mapping[str, float]) -> Path:
@@ -129,7 +129,9 @@ def keep_batch(path: Path, batch: Batch, step: int, metrics: Mapping[str, float]
     return file
 
 
-_KL, _MEAN, _FAR, _COUNT = (f"first/{name}" for name in ("kl", "mean", "far", "count"))
+_KL, _MEAN, _FAR, _COUNT, _OLD = (f"first/{n}" for n in ("kl", "mean", "far", "count", "old"))
+_CLAIMED = 1000.0
+"""KL that a loss may tell of equal weights, in bounds: it may sum over the terms of a row."""
 
 
 class FirstUpdate:
@@ -138,15 +140,16 @@ class FirstUpdate:
 
     def __init__(self, bounds: FirstUpdateBounds) -> None:
         self._bounds = bounds
+        self._warned = False
         self.kl: float | None = None
 
     @torch.no_grad()
     def disagreement(self, log_probs: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Sums over the terms of a micro batch that the present weights sampled, whose log-probs
         [n, K] are those of the weights that train; KL by Schulman's k3."""
-        fresh = batch.mask > 0
+        counted = fresh = batch.mask > 0
         if batch.version is not None:
-            fresh = fresh & (batch.versions == batch.version)
+            fresh = counted & (batch.versions == batch.version)
         log_ratio = torch.where(fresh, log_probs - batch.log_probs, 0.0)
         ratio = log_ratio.exp()
         distance = (ratio - 1).abs()
@@ -158,18 +161,29 @@ class FirstUpdate:
             _MEAN: distance.sum(),
             _FAR: far.sum().to(ratio.dtype),
             _COUNT: fresh.sum().to(ratio.dtype),
+            _OLD: (counted & ~fresh).sum().to(ratio.dtype),
         }
 
     def check(self, metrics: dict[str, float], *, finite: bool) -> None:
         """Take the sums out of the metrics of an update, and judge them: a RunFailure where both
         disagree, unless the update is not ``finite`` and skipped anyway."""
-        kl, mean, far, count = (metrics.pop(name) for name in (_KL, _MEAN, _FAR, _COUNT))
+        kl, mean, far, count, old = (metrics.pop(n) for n in (_KL, _MEAN, _FAR, _COUNT, _OLD))
         if not count:
             return
         self.kl = kl = kl / count
         mean, bounds = mean / count, self._bounds
         wide = bounds.mean_ratio is not None and not mean <= bounds.mean_ratio
         if not finite or (kl <= bounds.kl and not far and not wide):
+            claimed = 0.0 if old or not finite else metrics.get("actor/approx_kl", 0.0)
+            if claimed > _CLAIMED * bounds.kl and not self._warned:
+                self._warned = True
+                log.warning(
+                    "The loss tells a KL of %.3g between policies that are equal (%.1e): does it "
+                    "compare log-probs of other shapes, [N, C, A] of a policy with [N, K] of a "
+                    "batch? `batch.fold` sums them over the terms.",
+                    claimed,
+                    kl,
+                )
             return
         ratios = f"ratios are {mean:.2e} away from 1 on average"
         if bounds.mean_ratio is not None:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Generator
 from dataclasses import replace
 
+from rlinf.algorithms.protocol import require_prepared
 from rlinf.errors import in_section
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import (
@@ -60,7 +61,8 @@ class CriticWorker(TrainingWorker):
         """Stage: hand the batch with its advantages on, then train; returns the phase's metrics."""
         batch = read_batch(groups, pad_id=padding_token(self._tokenizer), version=step)
         begin = time.perf_counter()
-        batch, metrics = self._algorithm.prepare(replace(batch, values=self._trainer.values(batch)))
+        found = self._algorithm.prepare(replace(batch, values=self._trainer.values(batch)))
+        batch, metrics = require_prepared(found, self._algorithm)
         prepared = time.perf_counter()
         if self._rank == 0:
             yield Emit("advantages", 0, batch)

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import require_prepared
 from rlinf.data.sequences import PromptGroup
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import padding_token
@@ -121,7 +122,8 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
         """The batch with its advantages and without tokens that are too old; metrics about it."""
         metrics: dict[str, float] = {}
         if batch.advantages is None:
-            batch, metrics = self._algorithm.prepare(batch)
+            found = self._algorithm.prepare(batch)
+            batch, metrics = require_prepared(found, self._algorithm)
         partial = self._config.rollout.partial
         masks = partial is not None and partial.too_old == "mask"
         bound = partial.max_token_staleness if partial is not None and masks else None

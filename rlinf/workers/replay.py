@@ -6,6 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.protocol import require_prepared
 from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.results import TASK_IDS
@@ -37,7 +38,8 @@ class ReplayWorker(StageWorker):
         phase."""
         config = self._config
         parts = [Trajectory.from_arrays(item.payload) for item in trajectories]
-        rows, metrics = self._algorithm.prepare(concatenate(parts))
+        found = self._algorithm.prepare(concatenate(parts))
+        rows, metrics = require_prepared(found, self._algorithm)
         self._store.append(rows.tensors())
         states = {name: rows.inputs[name] for name in ("states", TASK_IDS) if name in rows.inputs}
         if states:

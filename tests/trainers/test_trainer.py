@@ -133,6 +133,75 @@ def test_updates_that_are_not_finite_are_skipped_and_then_stop_the_run(
     assert torch.equal(weights(policy), before)
 
 
+WRONG = {
+    "prepare": [
+        (
+            lambda found: None,
+            r"`prepare` of PPO returns NoneType, not a Batch and a dict of metrics",
+        ),
+        (lambda found: found[0], "returns Batch, not"),
+        (lambda found: (found[0], None), r"returns \(Batch, NoneType\), not"),
+        (
+            lambda found: (dataclasses.replace(found[0], advantages=torch.zeros(3)), {}),
+            r"advantages \(3,\) for terms \[N, K\] of shape \(64, ",
+        ),
+    ],
+    "loss": [
+        (lambda found: found[::-1], r"the loss `policy` of PPO returns \(dict, Tensor \(\)\), not"),
+        (lambda found: (found[0].expand(3), {}), r"is \(3,\), not a scalar: sum it, and divide"),
+        (lambda found: (found[0].detach(), {}), "has no gradient"),
+        (lambda found: (found[0], {"a": 0.5}), "the metric `a` as float, not as a scalar Tensor"),
+        (lambda found: (found[0], {"a": torch.zeros(2)}), r"`a` as Tensor \(2,\), not"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("method", "change", "told"),
+    [(method, change, told) for method, cases in WRONG.items() for change, told in cases],
+)
+def test_what_an_algorithm_returns_wrongly_is_said(
+    make_policy, make_algorithm, rollout, monkeypatch, method, change, told
+):
+    policy, algorithm = make_policy(), make_algorithm()
+    right = getattr(algorithm, method)
+    wrong = lambda *args, **named: change(right(*args, **named))  # noqa: E731
+    monkeypatch.setattr(algorithm, method, wrong)
+    with pytest.raises(RunFailure, match=told):
+        train(policy, algorithm, rollout(policy))
+
+
+def test_advantages_that_are_no_numbers_are_said_to_be_the_cause(
+    make_policy, make_algorithm, rollout, monkeypatch
+):
+    policy, algorithm = make_policy(), make_algorithm()
+    batch, metrics = algorithm.prepare(rollout(policy))
+    broken = dataclasses.replace(batch, advantages=batch.advantages * torch.nan)
+    monkeypatch.setattr(algorithm, "prepare", lambda _: (broken, metrics))
+    with pytest.raises(RunFailure, match="not finite; so were advantages before it: look at what"):
+        train(policy, algorithm, rollout(policy), max_skipped_updates=1)
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_a_kl_between_equal_policies_is_warned_of_once(
+    make_policy, make_algorithm, rollout, monkeypatch, caplog, stale
+):
+    policy, algorithm = make_policy(), make_algorithm()
+    right = algorithm.loss
+
+    def broadcast(evaluation, batch, *, normalizer):
+        value, metrics = right(evaluation, batch, normalizer=normalizer)
+        return value, metrics | {"actor/approx_kl": torch.tensor(3.0)}
+
+    monkeypatch.setattr(algorithm, "loss", broadcast)
+    trainer = trainer_of(policy, algorithm)
+    for step in range(2):
+        trainer.learn(stamped(rollout(policy), step - stale), step)
+    warned = [each.message for each in caplog.records if "between policies" in each.message]
+    assert len(warned) == (not stale)
+    assert all("`batch.fold`" in message for message in warned)
+
+
 def test_skipped_updates_in_a_row_stop_the_run_over_phases_and_a_resume(
     make_policy, make_algorithm, rollout
 ):

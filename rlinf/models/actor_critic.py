@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.envs.results import TASK_IDS
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.config import NormalizingConfig, TrunkPolicyConfig
 from rlinf.models.observation_normalizer import ObservationNormalizer
 from rlinf.models.policy import Policy
@@ -103,14 +103,30 @@ class Trunk(torch.nn.Module):
         )
 
     def forward(self, features: Tensor) -> Tensor:
-        """[B, input_dim] to [B, output_dim]."""
-        last = len(self.layers) - 1
-        for i, layer in enumerate(cast(Iterable[torch.nn.Linear], self.layers)):
-            # Called for every decision of a rollout: a layer's __call__ would cost as much as it.
-            features = functional.linear(features, layer.weight, layer.bias)
-            if i < last:
-                features = self._activation(features)
+        """[B, input_dim] to [B, output_dim]; a RunFailure where it is given other features."""
+        last, given = len(self.layers) - 1, features
+        try:
+            for i, layer in enumerate(cast(Iterable[torch.nn.Linear], self.layers)):
+                # Called for every decision of a rollout: a layer's __call__ would cost as much.
+                features = functional.linear(features, layer.weight, layer.bias)
+                if i < last:
+                    features = self._activation(features)
+        except (RuntimeError, TypeError) as error:
+            self._require_fit(given, error)
+            raise
         return features
+
+    def _require_fit(self, features: object, error: Exception) -> None:
+        weight = cast(torch.nn.Linear, self.layers[0]).weight
+        kind, wanted = type(features).__name__, f"[B, {weight.shape[1]}] {weight.dtype}"
+        if isinstance(features, Tensor):
+            if features.shape[-1] == weight.shape[1] and features.dtype == weight.dtype:
+                return
+            kind = f"{list(features.shape)} {features.dtype}"
+        raise RunFailure(
+            f"`encode` of a policy gives features {wanted}, as it told its base class by "
+            f"`feature_dim`; here it gives {kind}"
+        ) from error
 
 
 class ActorCriticPolicy(Policy):

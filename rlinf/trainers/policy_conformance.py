@@ -183,10 +183,15 @@ def _check_gradients(subject: PolicySubject) -> str:
     trained = [(n, p) for n, p in policy.named_parameters() if p.requires_grad]
     broken = [n for n, p in trained if p.grad is not None and not bool(p.grad.isfinite().all())]
     require(not broken, f"gradients that are not finite: {', '.join(broken[:3])}")
-    reached = sum(p.grad is not None for _, p in trained)
+    without = [n for n, p in trained if p.grad is None]
+    reached = len(trained) - len(without)
     require(reached, "no parameter has a gradient")
     numbers = sum(p.numel() for _, p in trained)
-    return f"{reached} of {len(trained)} trained tensors ({numbers:,} numbers) have a gradient"
+    more = f" and {len(without) - 3} more" if len(without) > 3 else ""
+    named = f"; none has {', '.join(without[:3])}{more}" if without else ""
+    return (
+        f"{reached} of {len(trained)} trained tensors ({numbers:,} numbers) have a gradient{named}"
+    )
 
 
 def _check_save_and_load(subject: PolicySubject) -> str:

@@ -389,3 +389,22 @@ def test_what_was_not_finite_first_is_named() -> None:
     seen["states"][2] = float("nan")
     with pytest.raises(RunFailure, match="`states`, which it saw, holds a NaN"):
         require_finite(actions, policy, seen, kind="mlp")
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda features: features[:, 1:], r"gives \[4, 4\] torch\.float32"),
+        (lambda features: features.double(), r"gives \[4, 5\] torch\.float64"),
+        (lambda features: None, "gives NoneType"),
+    ],
+)
+def test_features_that_fit_no_trunk_are_told(
+    monkeypatch: pytest.MonkeyPatch, change: Any, told: str
+) -> None:
+    policy = MLPConfig().build(env_spec())
+    right = policy.encode
+    monkeypatch.setattr(policy, "encode", lambda seen: change(right(seen)))
+    wanted = r"`encode` of a policy gives features \[B, 5\] torch\.float32, as it told"
+    with pytest.raises(RunFailure, match=f"{wanted}.*; here it {told}"):
+        policy.sample(observations(4), None)

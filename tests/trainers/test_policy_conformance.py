@@ -107,6 +107,16 @@ def test_a_fault_fails_its_check(monkeypatch, fault, checks):
         assert re.fullmatch(rf"KeyError: 'features' \({__file__} line \d+\)", failed["replays"])
 
 
+def test_what_no_gradient_reaches_is_named(monkeypatch):
+    monkeypatch.setattr(Broken, "fault", "cut")
+    results = check_policy(BrokenConfig(), env_spec(), ranks=False)
+    (gradients,) = (each.detail for each in results if each.name == "gradients")
+    assert re.search(
+        r"; none has log_std, actor\.layers\.0\.weight, actor\.layers\.0\.bias and \d+ more",
+        gradients,
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "openvla_oft", "pi05", "act", "diffusion"])
 def test_two_ranks(name):

@@ -251,6 +251,9 @@ def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
         if component not in task.groups:
             known = did_you_mean(component, task.groups)
             raise ConfigError(f"{where} groups has no component `{component}`; {known}")
+        if component not in config.components:
+            lacking = f"components of {type(config).__qualname__} lacks `{component}`"
+            raise ConfigError(f"{where} {lacking}; known: {', '.join(config.components)}")
         worker = task.groups[component]
         if isinstance(worker, type) and not hasattr(worker, method):
             known = did_you_mean(method, [each for each in vars(worker) if each[0] != "_"])

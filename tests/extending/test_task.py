@@ -131,6 +131,10 @@ def test_a_step_that_asks_for_what_its_groups_have_not_is_refused(
             patch.setattr(task, name, value)
             assert main(["train", RECIPE, "--dry-run"]) == 2
         assert message in capsys.readouterr().err
+    monkeypatch.setattr(task.config_class, "components", property(lambda config: ("player",)))
+    assert main(["train", RECIPE, "--dry-run"]) == 2
+    lacking = "components of BanditConfig lacks `learner`; known: player"
+    assert lacking in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_result_for_an_edge_that_is_none_is_named(

@@ -66,6 +66,21 @@ def test_who_waits_for_a_dead_worker_is_told(launch, shared):
         group.execute_on(1).send_to_peer(1, "mortal", 0).wait()
 
 
+@pytest.mark.usefixtures("processes")
+def test_who_asks_a_process_that_was_taken_for_dead_too_early_is_told(launch, cluster, monkeypatch):
+    group = launch(Basic, 1, "early")
+    channel = Channel.create("in the early one", host="early:0")
+    monkeypatch.setattr(require_process(), "deadline_seconds", 20.0)
+    (pid,) = group.process_id().wait()
+    os.kill(pid, signal.SIGSTOP)
+    with require_process().endpoint.lock:
+        cluster._services.registry.died("early:0", "its node does not answer")  # as Ray may say
+    waiting = channel.put(1, async_op=True)
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError, match=f"'early:0' died: its process {pid} ended"):
+        waiting.wait()
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("processes", "impatient")
 def test_a_worker_that_is_stopped_ends_the_wait_for_it(launch, monkeypatch, caplog):

@@ -178,10 +178,6 @@ class RayRuntime(RayClientRuntime):
         with self.process.endpoint.lock:
             if lives():
                 registry.died(name, cause or f"its process {pid} ended")
-            elif near:
-                # Ray may take a process for dead that still runs: it answers nothing more, either.
-                ended = WorkerDiedError(f"worker '{name}' died: its process {pid} ended")
-                self.process.endpoint.forget(address, ended)
         if near and self._files is not None:
             remove_free_blocks(self._files, pid)
 

@@ -127,6 +127,9 @@ class SocketEndpoint(Endpoint):
     def _send(
         self, address: str, form: int, number: int, content: Any, payloads: Sequence[Payload]
     ) -> None:
+        if told := self._ended.get(address):
+            # Also where its process, taken for dead too early, still takes messages.
+            raise WorkerDiedError(str(told))
         far = address.partition("|")[0] != self._node
         # Small frames travel inside the head, which saves a buffer per frame.
         inside: list[tuple[list[Any], bool, int]] = []
@@ -143,8 +146,7 @@ class SocketEndpoint(Endpoint):
         try:
             self._link(address).send([_head(message), *behind])
         except OSError as error:
-            told = self._ended.get(address)
-            raise told or WorkerDiedError(f"the process at {address} is gone ({error})") from None
+            raise WorkerDiedError(f"the process at {address} is gone ({error})") from None
 
     def _link(self, address: str) -> OutgoingLink:
         if link := self._links.get(address):

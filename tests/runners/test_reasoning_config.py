@@ -175,7 +175,7 @@ def test_files_that_are_not_there_are_refused(tmp_path: Path) -> None:
     model = tmp_path / "model"
     model.mkdir()
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        (model / name).touch()
+        (model / name).write_text("{}")
     overrides = [
         "data={task: null, files: {train: [/nowhere/prompts.jsonl]}}",
         "warm_start=null",

@@ -77,7 +77,7 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
             if node is None:
                 return {}, {}
             if not isinstance(node, yaml.MappingNode):
-                raise ConfigError(f"{where}: the top of a recipe must be a mapping (key: value)")
+                raise ConfigError(f"{where}: its top must be a mapping (key: value)")
             data = loader.construct_document(node)
             lines: dict[str, int] = {}
             _note_lines(node, "", where, lines)

@@ -201,7 +201,7 @@ def test_too_many_skipped_updates_end_the_run_with_the_batch_kept(tmp_path):
     )
     assert batch.advantages is not None
     broken = replace(batch, advantages=batch.advantages * torch.nan)
-    with pytest.raises(RunFailure, match="2 updates of training phase 7 .*so were advantages"):
+    with pytest.raises(RunFailure, match=r"2 updates of training phase 7 .*so were advantages"):
         one.train(broken, 7)
     kept = load_file(tmp_path / "actor_batch_of_step_7.safetensors")
     assert torch.equal(kept["inputs.input_ids"], batch.inputs["input_ids"][4:8])

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from rlinf.errors import RunFailure
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
     from rlinf.models.config import ModelConfig
+
+T = TypeVar("T")
 
 
 class Evaluation(Protocol):
@@ -206,11 +208,7 @@ def require_prepared(found: object, by: Algorithm) -> tuple[Batch, dict[str, flo
     """What :meth:`Algorithm.prepare` returned; a RunFailure where it is no batch with metrics, or
     its advantages are of other terms."""
     who = f"`prepare` of {type(by).__name__}"
-    match found:
-        case (Batch() as batch, dict() as metrics):
-            pass
-        case _:
-            raise RunFailure(f"{who} returns {_kind(found)}, not a Batch and a dict of metrics")
+    batch, metrics = _with_metrics(found, Batch, who)
     shape, terms = tuple(getattr(batch.advantages, "shape", ())), tuple(batch.mask.shape)
     if shape not in ((), terms, (len(batch), 1)):
         raise RunFailure(f"{who} gives advantages {shape} for terms [N, K] of shape {terms}")
@@ -221,11 +219,7 @@ def require_share(found: object, by: Algorithm, loss: Loss) -> Share:
     """What a loss returned of a micro batch; a RunFailure where it is no scalar with gradient and
     scalars."""
     who = f"the loss `{loss.name}` of {type(by).__name__}"
-    match found:
-        case (Tensor() as value, dict() as metrics):
-            pass
-        case _:
-            raise RunFailure(f"{who} returns {_kind(found)}, not a Tensor and a dict of metrics")
+    value, metrics = _with_metrics(found, Tensor, who)
     if value.ndim:
         shape = tuple(value.shape)
         raise RunFailure(f"{who} is {shape}, not a scalar: sum it, and divide by the normalizer")
@@ -236,6 +230,14 @@ def require_share(found: object, by: Algorithm, loss: Loss) -> Share:
             what = f"the metric `{name}` as {_kind(metric)}"
             raise RunFailure(f"{who} gives {what}, not as a scalar Tensor")
     return value, metrics
+
+
+def _with_metrics(found: object, kind: type[T], who: str) -> tuple[T, dict[str, Any]]:
+    match found:
+        case (value, dict() as metrics) if isinstance(value, kind):
+            return value, metrics
+    what = f"not a {kind.__name__} and a dict of metrics"
+    raise RunFailure(f"{who} returns {_kind(found)}, {what}")
 
 
 def _kind(found: object) -> str:

@@ -18,7 +18,7 @@ from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.effects import unused
-from rlinf.config.nearest import join_choices
+from rlinf.config.nearest import did_you_mean, join_choices
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import (
     AutoPlan,
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from rlinf.flow.planning_traits import PlanningTraits
 
 _PLACEMENT = "cluster.component_placement"
+_NETWORK = "cluster.net_emulation"
 _LINES = 4
 """Lines shown of what is wrong in a file that should be a plan."""
 
@@ -254,6 +255,7 @@ class PlacedConfig(StrictModel):
     @model_validator(mode="after")
     def _rules(self) -> Self:
         self._check_cluster()
+        self._check_network()
         for problem in self.problems():
             raise self._as_placed(problem)
         # Last: what the task itself says against a placement names the keys that cause it.
@@ -298,7 +300,7 @@ class PlacedConfig(StrictModel):
                 "the local runtime is one process on one node",
                 hint="nearest: 1, or cluster.runtime: ray",
             )
-        for key in ("auto_scheduler", "profiling", "net_emulation"):
+        for key in ("auto_scheduler", "profiling"):
             if getattr(cluster, key) and not (key == "auto_scheduler" and self.can_rescale):
                 raise illegal(f"cluster.{key}", "has no effect on this task", hint="leave it out")
         for key in ("use_pre_process_policy", "use_wait_before_last_iter_policy"):
@@ -372,6 +374,22 @@ class PlacedConfig(StrictModel):
                         f"{value!r} in '{label}', and all workers there have one environment",
                         hint="keep one of the two",
                     )
+
+    def _check_network(self) -> None:
+        """Refuse an imagined network between workers that the run does not have."""
+        emulated = self.cluster.net_emulation
+        if emulated is None or not emulated.enabled:
+            return
+        for worker in sorted(emulated.workers()):
+            name, _, rank = worker.partition(":")
+            if name not in self.components:
+                why, hint = f"names {worker}", did_you_mean(name, self.components)
+                raise illegal(_NETWORK, f"{why}, which is no component of this task", hint=hint)
+            # Another plan may have more processes, one on each device at the most.
+            most = self.devices if self.auto_plan is not None else self.world_size(name)
+            if int(rank) >= most:
+                why = f"names {worker}, and {name} has {most} process{'es' * (most > 1)}"
+                raise illegal(_NETWORK, why, hint=f"nearest: {name}:{most - 1}")
 
     def _check_plan(self, plan: Plan) -> None:
         """Refuse a plan beside a placement, and one that cannot be executed."""

@@ -1,8 +1,8 @@
-"""Names of workers, and what a worker tells others about itself."""
+"""Names of workers, what a worker tells others about itself, and which ways are slow."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
 from typing import SupportsIndex
@@ -115,3 +115,23 @@ class WorkerInfo:
 
     def __hash__(self) -> int:
         return hash(self.address)
+
+
+@dataclass(frozen=True)
+class SlowLinks:
+    """What of a network is slow.
+
+    Attributes:
+        delays: Seconds by sender and receiver, ``group:rank``; other links are not slow.
+        bandwidths: Bytes per second that each group of workers shares, for all that they send over
+            slow links and again for all that they receive.
+    """
+
+    delays: Mapping[tuple[str, str], float]
+    bandwidths: Sequence[tuple[Sequence[str], float]] = ()
+
+
+def place_of(worker: str) -> str:
+    """Where a worker is: ``env:0`` for ``EnvGroup:0`` too, and for what it started itself."""
+    group, *ranks = worker.split(":")
+    return ":".join([group.removesuffix("Group") or group, *ranks[:1]])

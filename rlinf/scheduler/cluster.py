@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
-from rlinf.scheduler.errors import ClusterConfigValueError, SchedulerUsageError
+from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
 from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
 from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.services.leases import LeaseTicket
+from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.registry import DriverServices
 
 if TYPE_CHECKING:
@@ -81,11 +82,6 @@ class Cluster(NodeTable, ClusterMembers):
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
         """Start the cluster that this process drives."""
-        if config.net_emulation is not None and config.net_emulation.enabled:
-            raise ClusterConfigValueError(
-                "cluster.net_emulation.enabled is true, but network emulation is not available. "
-                "Set it to false."
-            )
         deadline = deadline_seconds(config)
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
@@ -102,7 +98,7 @@ class Cluster(NodeTable, ClusterMembers):
         self.traced = bool(tracer and tracer.enable)
         trace_file = (tracer.output_file or _DEFAULT_TRACE_FILE) if tracer and self.traced else None
         process = self.runtime.process
-        self._services = DriverServices(process, trace_file)
+        self._services = DriverServices(process, trace_file, config.slow_links())
         process.waits.add_worker("driver")
         process.endpoint.register("cluster.describe", self._describe)
         process.endpoint.register("cluster.channel_hosts", self._channel_hosts)
@@ -130,6 +126,8 @@ class Cluster(NodeTable, ClusterMembers):
         description = process.ask_driver("cluster.describe")
         self.config, nodes, self.traced, self.distributed_log_dir, place = description
         self._set_nodes(nodes)
+        if process.network is None and self.config.slow_links() is not None:
+            process.network = Network(process)
         self.runtime = RayClientRuntime(process, nodes, *place)
 
     def _set_nodes(self, nodes: list[NodeInfo]) -> None:

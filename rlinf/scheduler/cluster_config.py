@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
+from rlinf.scheduler.address import SlowLinks
 from rlinf.scheduler.cluster_sections import (
     FrankaConfig,
     NetEmulationConfig,
@@ -208,6 +209,11 @@ class ClusterConfig(StrictModel):
         except ValidationError as error:
             where = "in cluster yaml config"
             raise cluster_config_error(error, ClusterConfig, where) from None
+
+    def slow_links(self) -> SlowLinks | None:
+        """What of the network is slow, None where none is imagined."""
+        emulated = self.net_emulation
+        return emulated.slow_links() if emulated is not None and emulated.enabled else None
 
     @field_validator("num_nodes", mode="before")
     @classmethod

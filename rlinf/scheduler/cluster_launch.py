@@ -208,6 +208,7 @@ def _launch(  # noqa: PLR0917 - private
         log_directory=log_directory,
         interpreter=interpreter if command == python else command,
         traced=cluster.traced,
+        slow_links=process.network is not None,
         configured=tuple(variables),
         import_paths=tuple(sys.path),
         late_paths=program_paths()[1],

@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import product
 from types import UnionType
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from rlinf.config.base import StrictModel
 from rlinf.errors import UserError
+from rlinf.scheduler.address import SlowLinks, place_of
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError
 from rlinf.scheduler.profiler import PROFILERS
+from rlinf.scheduler.rank_text import parse_ranks
 
 
 class ProfilingConfig(StrictModel):
@@ -62,37 +73,100 @@ class TracerConfig(StrictModel):
     """File to write; None is ``trace/trace_events.jsonl`` in the run directory."""
 
 
+def _worker_names(value: Any, info: ValidationInfo) -> list[str]:
+    """Each worker of ``group:ranks``, or of a list of those, by its name."""
+    texts = [value] if isinstance(value, str) else value
+    what = f"cluster.net_emulation: '{info.field_name}'"
+    example = "Write group:ranks, such as rollout:0-3, or a list of those."
+    if not isinstance(texts, list | tuple) or not texts:
+        raise ClusterConfigValueError(f"{what} names no worker, got {value!r}. {example}")
+    names: list[str] = []
+    for text in texts:
+        group, colon, ranks = str(text).rpartition(":")
+        if not group or not colon:
+            raise ClusterConfigValueError(f"{what} is no group:ranks, got {text!r}. {example}")
+        names += [f"{group}:{rank}" for rank in parse_ranks(ranks, str(info.field_name))]
+    return names
+
+
+_WorkerNames = Annotated[list[str], BeforeValidator(_worker_names)]
+
+
 class EmulatedDelay(StrictModel):
     """One slow link."""
 
-    src: str
-    """Sending workers, ``group:ranks``."""
-    dst: str
-    """Receiving workers, ``group:ranks``."""
-    delay_ms: float = Field(ge=0)
-    """Time that a message takes beyond its transfer, in milliseconds."""
+    src: _WorkerNames
+    """Sending workers: ``group:ranks``, such as ``env:0-3``, or a list of those."""
+    dst: _WorkerNames
+    """Receiving workers, likewise."""
+    delay_ms: float = Field(ge=0, allow_inf_nan=False)
+    """Time from when a bit is sent to when it arrives, in milliseconds."""
 
 
 class EmulatedBandwidth(StrictModel):
     """Workers that share one narrow link to the others."""
 
-    members: list[str]
-    """Workers, ``group:ranks``."""
-    bandwidth_mbps: float = Field(gt=0)
-    """Bandwidth of the link in megabits per second."""
+    members: _WorkerNames
+    """Workers: ``group:ranks`` or a list of those. Each is in one such group at the most."""
+    bandwidth_mbps: float = Field(gt=0, allow_inf_nan=False)
+    """Bandwidth in megabits per second: of all that they send over slow links together, and again
+    of all that they receive."""
 
 
 class NetEmulationConfig(StrictModel):
-    """Delays and bandwidths of an imagined network."""
+    """Delays and bandwidths of an imagined network between workers.
+
+    What they send each other, and put into or take from channels, arrives as late as it would
+    there. A channel is where the worker is that hosts it, or is named as ``channel:0``."""
 
     enabled: bool = False
     """Whether to emulate."""
     symmetric: bool = True
-    """Whether a delay holds in both directions."""
+    """Whether a delay holds in both directions, where the other is not given by itself."""
     crossdc_pairs: list[EmulatedDelay] = Field(default_factory=list)
     """Links with a delay; only these are emulated."""
     bandwidth_groups: list[EmulatedBandwidth] = Field(default_factory=list)
     """Workers behind a shared link."""
+
+    @model_validator(mode="after")
+    def _links_are_distinct(self) -> Self:
+        if self.enabled and not self.crossdc_pairs:
+            raise ClusterConfigValueError(
+                "cluster.net_emulation is enabled and names no link in crossdc_pairs, so nothing "
+                "would be slow. A link without a delay has delay_ms: 0. Or set enabled to false."
+            )
+        given: dict[tuple[str, str], float] = {}
+        for src, dst, delay in self._pairs():
+            if given.setdefault((src, dst), delay) != delay:
+                raise ClusterConfigValueError(
+                    f"cluster.net_emulation.crossdc_pairs gives the link from {src} to {dst} two "
+                    f"delays, {given[src, dst]:g} and {delay:g} ms. Keep one."
+                )
+        members = [place_of(name) for group in self.bandwidth_groups for name in set(group.members)]
+        twice = sorted({name for name in members if members.count(name) > 1})
+        if twice:
+            raise ClusterConfigValueError(
+                f"cluster.net_emulation.bandwidth_groups has {', '.join(twice)} in two groups. A "
+                "worker shares one link."
+            )
+        return self
+
+    def workers(self) -> set[str]:
+        """Every worker that is named, ``group:rank``, without the suffix ``Group``."""
+        pairs = {name for src, dst, _ in self._pairs() for name in (src, dst)}
+        return pairs | {place_of(name) for each in self.bandwidth_groups for name in each.members}
+
+    def slow_links(self) -> SlowLinks:
+        """The links in seconds and bytes."""
+        delays = {(src, dst): delay / 1000 for src, dst, delay in self._pairs()}
+        back = {(dst, src): delay for (src, dst), delay in delays.items()}
+        shared = [(each.members, each.bandwidth_mbps * 1e6 / 8) for each in self.bandwidth_groups]
+        return SlowLinks(back | delays if self.symmetric else delays, shared)
+
+    def _pairs(self) -> Iterator[tuple[str, str, float]]:
+        for pair in self.crossdc_pairs:
+            for src, dst in product(map(place_of, pair.src), map(place_of, pair.dst)):
+                yield src, dst, pair.delay_ms
 
 
 def must_be(kind: type | UnionType, value: object, what: str, hint: str) -> None:

@@ -12,6 +12,7 @@ from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
 from rlinf.scheduler.process import AsyncWork, Process, finished_work, require_process
+from rlinf.scheduler.services.network import joined, slow_network, wire_bytes
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Reply
 from rlinf.scheduler.transport.payload import LARGE_BYTES
@@ -178,16 +179,26 @@ class Messaging:
         process = require_process()
         process.settle_puts()
         own = self._worker_address.get_name()
-        if receivers:
-            hosts = [_resolve(process, receiver) for receiver in receivers]
-            with Tracer.trace_span("broadcast", cat="communication"):
-                payload = process.encode(value, len(receivers))
+        if not receivers:
+            return finished_work(value, "a broadcast") if async_op else value
+        hosts = [_resolve(process, receiver) for receiver in receivers]
+        with Tracer.trace_span("broadcast", cat="communication"):
+            payload = process.encode(value, len(receivers))
+
+            def deliver() -> None:
                 for receiver, host in zip(receivers, hosts, strict=True):
                     process.endpoint.tell(
                         host, "mail.deliver", (receiver, own, stream), None, False,
                         payloads=[payload],
                     )  # fmt: skip
-        return finished_work(value, "a broadcast") if async_op else value
+
+            slow = slow_network(process, own, *receivers)
+            if slow is None:
+                deliver()
+                return finished_work(value, "a broadcast") if async_op else value
+            arrived = slow.cross(own, receivers, wire_bytes(value), deliver)
+            work = AsyncWork(arrived, "a broadcast to arrive", lambda _: value)
+            return work if async_op else work.wait()
 
     def __send(
         self,
@@ -203,19 +214,35 @@ class Messaging:
         earlier: Future[Any] | None = None
         with Tracer.trace_span(f"send to {peer}", cat="communication"):
             pair = self.__pair_transfer(process, peer, options)
+            own = self._worker_address.get_name()
+            slow = slow_network(process, own, peer)
             payload = process.encode(value, pair=pair)
-            stream = (peer, self._worker_address.get_name(), "pair")
+            stream = (peer, own, "pair")
             nbytes = payload.nbytes + (pair.nbytes if pair is not None else 0)
-            if nbytes < LARGE_BYTES:
-                process.endpoint.tell(host, "mail.deliver", stream, head, False, payloads=[payload])
+
+            def deliver() -> Future[Reply] | None:
+                message, endpoint = ("mail.deliver", stream, head), process.endpoint
+                if nbytes < LARGE_BYTES:
+                    endpoint.tell(host, *message, False, payloads=[payload])
+                    return None
+                return endpoint.request(host, *message, True, payloads=[payload])
+
+            arrived: Future[Any] | None = None
+            if slow is None:
+                received = deliver()
             else:
-                received = process.endpoint.request(
-                    host, "mail.deliver", stream, head, True, payloads=[payload]
-                )
+                arrived = slow.cross(own, peer, wire_bytes((value, head)), deliver)
+                received = None if nbytes < LARGE_BYTES else joined(arrived)
+            if received is not None:
                 earlier = self.__bound(peer, nbytes, received)
             if pair is not None:
                 pair.flush()
         what = f"{peer} to receive earlier messages"
+        if arrived is not None:
+            if earlier is not None:
+                process.wait(earlier, what)
+            work = AsyncWork(arrived, f"a message to reach {peer}", _nothing)
+            return work if async_op else work.wait()
         if async_op:
             return AsyncWork(earlier, what, _nothing) if earlier else finished_work(None, what)
         if earlier is not None:

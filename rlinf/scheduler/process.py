@@ -21,6 +21,7 @@ from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
 from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.services.mailbox import MailboxService
+from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.silent_workers import SilentWorkers
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
@@ -60,6 +61,7 @@ class Process:
         self.waits = WaitTable(self.endpoint)
         self.failed_calls = FailedCalls()
         self.silent_workers = SilentWorkers()
+        self.network: Network | None = None  # one that is imagined, with slow links
         self.channels = ChannelService(self.endpoint, self.mailbox.check_alive)
         self.mailbox.on_death = self.channels.remove_getters
         self._deferred: deque[Future[Any]] = deque()

@@ -136,9 +136,9 @@ class SenderLink:
     def _tell(self, message: Header | Part) -> None:
         if self.receivers:
             source = (self.parties.sender, self.rank)
-            self.worker.broadcast(
-                message, groups=[source, (self.parties.receiver, self.receivers)], src=source
-            )
+            members = [source, (self.parties.receiver, self.receivers)]
+            # What goes wrong on the way is told by the confirmations, which do not come.
+            self.worker.broadcast(message, groups=members, src=source, async_op=True)
 
 
 class ReceiverLink:

@@ -14,6 +14,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.run import Run
 from rlinf.scheduler.cpu_slots import available_cores
+from rlinf.scheduler.services.network import NetworkService
 from rlinf.workers.rollout import RolloutWorker
 
 from .support import assert_equal_runs, metrics, small_config, weights
@@ -66,6 +67,34 @@ def test_means_over_episodes_do_not_depend_on_who_played_them(tmp_path):
         for name in ("one device", "collocated")
     )
     assert_equal_runs(one, two)
+
+
+@needs_two_cores
+@pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
+def test_a_slow_network_changes_the_time_alone(reference, tmp_path, monkeypatch, runtime):
+    crossed = []
+    book = NetworkService.book
+
+    def booked(network, source, destinations, nbytes):
+        crossed.append((source, *destinations))
+        return book(network, source, destinations, nbytes)
+
+    monkeypatch.setattr(NetworkService, "book", booked)
+    links = "[{src: 'env:0-1', dst: 'rollout:0-1', delay_ms: 2}"
+    links += ", {src: 'actor:0', dst: 'rollout:0-1', delay_ms: 5}]"
+    narrow = "[{members: ['rollout:0', 'rollout:1'], bandwidth_mbps: 100}]"
+    run = train(
+        tmp_path / "run",
+        *SPLIT,
+        f"cluster.runtime={runtime}",
+        f"cluster.component_placement={PLACEMENTS['collocated']}",
+        "rollout.pipeline_stage_num=2",
+        f"cluster.net_emulation={{enabled: true, crossdc_pairs: {links},"
+        f" bandwidth_groups: {narrow}}}",
+    )
+    assert_equal_runs(reference, run)
+    assert {("env:0", "rollout:0"), ("rollout:1", "env:1")} < set(crossed)
+    assert ("actor:0", "rollout:0", "rollout:1") in crossed
 
 
 # With pipeline stages and two actor ranks; the others take as long to start.

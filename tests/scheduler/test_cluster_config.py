@@ -219,7 +219,7 @@ BAD = [
     (lambda: read(profiling={"enabled": True}), r"backend must be specified"),
     (lambda: read(profiling={"backend": "perf"}), r"Unknown profiling backend 'perf'"),
     (lambda: read(profiling={"backend": "nsight", "steps": [-1]}), r"non-negative"),
-    (lambda: read(net_emulation={"crossdc_pairs": [{"src": "a"}]}), r"Missing fields '\['dst', "),
+    (lambda: read(net_emulation={"crossdc_pairs": [{"src": "a:0"}]}), r"Missing fields '\['dst', "),
 ]
 
 

@@ -475,3 +475,47 @@ class Router(Worker):
         return self.recv_from(
             group, channel, tag="observations", decoupled_mode=True, batch_size=batch_size
         )
+
+
+class Distant(Worker):
+    """Gives a worker of the group ``far`` the numbers 0 to 2, by one of several ways."""
+
+    def give(self, way: str, rank: int, channel: Channel) -> dict[str, float]:
+        import torch
+
+        began = time.monotonic()
+        works = []
+        for value in range(3):
+            if way == "send":
+                self.send(value, "far", rank)
+            elif way == "send_large":
+                works.append(self.send(torch.full((30_000,), value), "far", rank, async_op=True))
+            elif way == "tensor":
+                self.send_tensor(torch.tensor(value), "far", rank)
+            elif way == "broadcast":
+                self.broadcast(value, groups=[("near", rank), ("far", rank)])
+            elif way == "queue":
+                works.append(channel.put(value, async_op=True))
+            else:
+                channel.post(value)
+        for work in works:
+            work.wait()
+        return {"began": began, "ended": time.monotonic()}
+
+    def take(self, way: str, rank: int, channel: Channel) -> dict[str, Any]:
+        import torch
+
+        values: list[Any] = []
+        at = 0.0
+        for _ in range(3):
+            if way.startswith("send"):
+                values.append(self.recv("near", rank))
+            elif way == "tensor":
+                values.append(torch.tensor(-1))
+                self.recv_tensor(values[-1], "near", rank)
+            elif way == "broadcast":
+                values.append(self.broadcast(groups=[("near", rank), ("far", rank)]))
+            else:
+                values.append(channel.get())
+            at = at or time.monotonic()
+        return {"values": [int(torch.as_tensor(v).max()) for v in values], "at": at}

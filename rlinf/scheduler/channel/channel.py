@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, SupportsIndex
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import (
@@ -26,6 +26,7 @@ from rlinf.scheduler.process import (
     require_process,
 )
 from rlinf.scheduler.services.channels import ChannelService, Ticket
+from rlinf.scheduler.services.network import joined, slow_network, wire_bytes
 from rlinf.scheduler.services.registry import ChannelRecord
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
 DEFAULT_KEY = "default_queue"
 
 _tickets = itertools.count()
+_Result = TypeVar("_Result")
 
 
 @dataclass(order=True)
@@ -103,7 +105,8 @@ class Channel:
             endpoint.request(endpoint.address, "channel.open", name, maxsize).result()
             return channel
         hosts = _hosts(process, distributed, node_rank, host)
-        wanted = ChannelRecord(name, maxsize, hosts, distributed)
+        worker = host.get_name() if isinstance(host, WorkerAddress) else host
+        wanted = ChannelRecord(name, maxsize, hosts, distributed, worker)
         record, new = process.ask_driver("registry.add_channel", wanted)
         if not new:
             warnings.warn(
@@ -169,7 +172,7 @@ class Channel:
         ticket, what = _ticket(), f"room in channel '{self.name}'"
         with Tracer.trace_span(f"put {self.name}", cat="channel"):
             payload = self._encode(item, key)
-            future = self._request("put", key, weight, ticket, payloads=[payload])
+            future = self._put("put", key, weight, ticket, payload=payload)
             if async_op:
                 return AsyncWork(future, what, lambda _: None)
             if self.maxsize == 0 and not self.is_local and current_worker() is not None:
@@ -194,12 +197,16 @@ class Channel:
         weight = _weight(weight)
         payload = self._encode(item, key)
         endpoint, host = self._reach(key)
-        endpoint.tell(host, "channel.put", self.name, key, weight, None, payloads=[payload])
+
+        def put() -> None:
+            endpoint.tell(host, "channel.put", self.name, key, weight, None, payloads=[payload])
+
+        self._after_crossing(payload, put)
 
     def put_nowait(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item; ``asyncio.QueueFull`` if the key's queue is full."""
         weight = _weight(weight)
-        future = self._request("put_nowait", key, weight, payloads=[self._encode(item, key)])
+        future = self._put("put_nowait", key, weight, payload=self._encode(item, key))
         require_process().wait(future, f"channel '{self.name}'")
 
     def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:
@@ -208,7 +215,7 @@ class Channel:
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the oldest item; ``asyncio.QueueEmpty`` if there is none."""
-        future = self._request("get_nowait", key)
+        future = self._arriving(self._request("get_nowait", key))
         return self._first(require_process().wait(future, f"channel '{self.name}'"))
 
     def get_batch(
@@ -303,6 +310,45 @@ class Channel:
         endpoint, host = self._reach(key)
         return endpoint.request(host, f"channel.{kind}", self.name, key, *arguments, **kwargs)
 
+    def _put(self, kind: str, key: Hashable, *arguments: Any, payload: Payload) -> Future[Reply]:
+        endpoint, host = self._reach(key)
+
+        def put() -> Future[Reply]:
+            return endpoint.request(
+                host, f"channel.{kind}", self.name, key, *arguments, payloads=[payload]
+            )
+
+        return self._after_crossing(payload, put)
+
+    def _after_crossing(
+        self, payload: Payload, put: Callable[[], _Result]
+    ) -> _Result | Future[Any]:
+        """Put an item, or promise to once it has crossed a slow link to where the channel is."""
+        process = require_process()
+        if self.is_local or process.network is None:
+            return put()
+        way = (current_worker_name(), self._place)
+        slow = slow_network(process, *way)
+        return joined(slow.cross(*way, wire_bytes(payload), put)) if slow else put()
+
+    def _arriving(self, answer: Future[Reply]) -> Future[Reply]:
+        """An answer with items, once they have crossed a slow link from where the channel is."""
+        process = require_process()
+        if self.is_local or process.network is None:
+            return answer
+        way = (self._place, current_worker_name())
+        if (slow := slow_network(process, *way)) is None:
+            return answer
+
+        def cross(reply: Reply) -> Future[Reply]:
+            return slow.cross(*way, sum(map(wire_bytes, reply.payloads)), lambda: reply)
+
+        return joined(answer, cross)
+
+    @property
+    def _place(self) -> str:
+        return self._record.worker or f"{self.name}:0"
+
     def _ask(self, kind: str, key: Hashable) -> Reply:
         reply: Reply = require_process().wait(self._request(kind, key), f"channel '{self.name}'")
         return reply
@@ -312,7 +358,7 @@ class Channel:
         what = "an item" if target is None else f"items of weight {target}"
         what = f"{what} of channel '{self.name}', key {key!r}"
         finish, ticket = self._first if target is None else self._all, _ticket()
-        future = self._request("get", key, target, ticket)
+        future = self._arriving(self._request("get", key, target, ticket))
         if async_op:
             return AsyncWork(future, what, finish, partial(self._withdraw, key, ticket))
         with Tracer.trace_span(f"get {self.name}", cat="channel"):

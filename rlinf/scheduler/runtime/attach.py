@@ -22,6 +22,7 @@ from rlinf.scheduler.process import (
     take_launching,
 )
 from rlinf.scheduler.runtime.launch import Launch, Membership
+from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.blocks import BlockPool
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
@@ -94,6 +95,8 @@ def adopt(worker: Any, launch: Launch) -> None:
         endpoint.register("trace.flush", Tracer.flush)
     if launch.traced and alone:
         Tracer.enable(lambda events: endpoint.tell(process.driver, "trace.record", events))
+    if launch.slow_links and alone:
+        process.network = Network(process)
     if launch.log_directory is not None:
         _open_log(launch)
     dead = process.ask_driver("registry.register", launch.name, endpoint.address, launch.info)

@@ -57,6 +57,7 @@ class Launch:
     log_directory: str | None = None  # of per-worker log files; None writes none
     interpreter: str | None = None  # None for the driver's
     traced: bool = False
+    slow_links: bool = False  # whether a network with such links is imagined
     import_paths: tuple[str, ...] = ()  # the driver's
     late_paths: tuple[str, ...] = ()  # those of them that stand behind its interpreter's folders
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from rlinf.scheduler.address import WorkerInfo
+from rlinf.scheduler.address import SlowLinks, WorkerInfo
 from rlinf.scheduler.errors import (
     NameTakenError,
     SchedulerError,
@@ -18,6 +18,7 @@ from rlinf.scheduler.errors import (
 from rlinf.scheduler.process import Process
 from rlinf.scheduler.services.diagnosis import ask_everyone
 from rlinf.scheduler.services.leases import LeaseService
+from rlinf.scheduler.services.network import Network, NetworkService
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fail, try_resolve
 
@@ -57,6 +58,7 @@ class ChannelRecord:
     maxsize: int  # most items per key, 0 for any number
     hosts: dict[int, str]  # endpoints by node; that of the lowest hosts what others do not
     distributed: bool  # whether a key lives on the node of the worker that uses it first
+    worker: str | None = None  # that hosts it
 
     @property
     def main_host(self) -> str:
@@ -234,9 +236,11 @@ class RegistryService:
 
 
 class DriverServices:
-    """Registry, leases, diagnosis and, with a file for it, the timeline of a cluster."""
+    """Registry, leases, diagnosis and, where they are wanted, timeline and imagined network."""
 
-    def __init__(self, process: Process, trace_file: str | None) -> None:
+    def __init__(
+        self, process: Process, trace_file: str | None, slow_links: SlowLinks | None
+    ) -> None:
         endpoint = process.endpoint
         self.leases = LeaseService(endpoint)
         self.registry = RegistryService(endpoint, self.leases.release_holder)
@@ -247,9 +251,14 @@ class DriverServices:
         if self._tracer is not None:
             endpoint.register("trace.record", self._tracer.record_all)
             Tracer.enable(self._tracer.record_all)
+        self._network = None if slow_links is None else NetworkService(endpoint, slow_links)
+        if self._network is not None:
+            process.network = Network(process)
 
     def close(self) -> None:
         """Write the timeline out."""
+        if self._network is not None:
+            self._network.close()
         if self._tracer is not None:
             Tracer.disable()
             self._tracer.finalize()

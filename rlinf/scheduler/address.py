@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import SupportsIndex
+from random import Random
+from typing import Literal, SupportsIndex
 
 from rlinf.scheduler.errors import AddressError
 from rlinf.scheduler.hardware import AcceleratorType, HardwareInfo
@@ -118,16 +119,39 @@ class WorkerInfo:
 
 
 @dataclass(frozen=True)
+class Delay:
+    """How long a bit takes over a link, in seconds: ``mean``, or drawn anew for each message.
+
+    ``spread`` is half the width of a uniform one and the standard deviation of a gaussian one.
+    """
+
+    mean: float
+    spread: float = 0.0
+    distribution: Literal["constant", "uniform", "exponential", "gaussian"] = "constant"
+
+    def draw(self, random: Random) -> float:
+        """One delay, 0 or more."""
+        match self.distribution:
+            case "uniform":
+                return random.uniform(self.mean - self.spread, self.mean + self.spread)
+            case "exponential":
+                return random.expovariate(1 / self.mean)
+            case "gaussian":
+                return max(0.0, random.gauss(self.mean, self.spread))
+        return self.mean
+
+
+@dataclass(frozen=True)
 class SlowLinks:
     """What of a network is slow.
 
     Attributes:
-        delays: Seconds by sender and receiver, ``group:rank``; other links are not slow.
+        delays: By sender and receiver, ``group:rank``; other links are not slow.
         bandwidths: Bytes per second that each group of workers shares, for all that they send over
             slow links and again for all that they receive.
     """
 
-    delays: Mapping[tuple[str, str], float]
+    delays: Mapping[tuple[str, str], Delay]
     bandwidths: Sequence[tuple[Sequence[str], float]] = ()
 
 

@@ -21,7 +21,7 @@ from pydantic import (
 
 from rlinf.config.base import StrictModel
 from rlinf.errors import UserError
-from rlinf.scheduler.address import SlowLinks, place_of
+from rlinf.scheduler.address import Delay, SlowLinks, place_of
 from rlinf.scheduler.errors import ClusterConfigError, ClusterConfigValueError
 from rlinf.scheduler.profiler import PROFILERS
 from rlinf.scheduler.rank_text import parse_ranks
@@ -89,7 +89,43 @@ def _worker_names(value: Any, info: ValidationInfo) -> list[str]:
     return names
 
 
+_Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 _WorkerNames = Annotated[list[str], BeforeValidator(_worker_names)]
+
+
+class DrawnDelay(StrictModel):
+    """A delay that is drawn anew for each message: one of these, in milliseconds."""
+
+    uniform: tuple[_Milliseconds, _Milliseconds] | None = None
+    """The least and the most."""
+    exponential: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    """The mean."""
+    gaussian: tuple[_Milliseconds, _Milliseconds] | None = None
+    """Mean and standard deviation; what is drawn below 0 is 0."""
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if sum(value is not None for value in vars(self).values()) != 1:
+            raise ClusterConfigValueError(
+                "cluster.net_emulation: a delay that is drawn is {uniform: [least, most]}, "
+                "{exponential: mean} or {gaussian: [mean, deviation]}, one of them"
+            )
+        if self.uniform is not None and self.uniform[0] > self.uniform[1]:
+            least, most = self.uniform
+            raise ClusterConfigValueError(
+                f"cluster.net_emulation: the uniform delay [{least:g}, {most:g}] ends before it "
+                f"begins; nearest: [{most:g}, {least:g}]"
+            )
+        return self
+
+    def delay(self) -> Delay:
+        """The same in seconds."""
+        if self.uniform is not None:
+            least, most = self.uniform
+            return Delay((least + most) / 2000, (most - least) / 2000, "uniform")
+        if self.gaussian is not None:
+            return Delay(self.gaussian[0] / 1000, self.gaussian[1] / 1000, "gaussian")
+        return Delay((self.exponential or 0.0) / 1000, distribution="exponential")
 
 
 class EmulatedDelay(StrictModel):
@@ -99,8 +135,15 @@ class EmulatedDelay(StrictModel):
     """Sending workers: ``group:ranks``, such as ``env:0-3``, or a list of those."""
     dst: _WorkerNames
     """Receiving workers, likewise."""
-    delay_ms: float = Field(ge=0, allow_inf_nan=False)
-    """Time from when a bit is sent to when it arrives, in milliseconds."""
+    delay_ms: _Milliseconds | DrawnDelay
+    """Time from when a bit is sent to when it arrives, in milliseconds; or how it is drawn for each
+    message: ``{uniform: [least, most]}``, ``{exponential: mean}`` or
+    ``{gaussian: [mean, deviation]}``."""
+
+    def delay(self) -> Delay:
+        """The same in seconds."""
+        given = self.delay_ms
+        return given.delay() if isinstance(given, DrawnDelay) else Delay(given / 1000)
 
 
 class EmulatedBandwidth(StrictModel):
@@ -135,12 +178,12 @@ class NetEmulationConfig(StrictModel):
                 "cluster.net_emulation is enabled and names no link in crossdc_pairs, so nothing "
                 "would be slow. A link without a delay has delay_ms: 0. Or set enabled to false."
             )
-        given: dict[tuple[str, str], float] = {}
+        given: dict[tuple[str, str], Delay] = {}
         for src, dst, delay in self._pairs():
             if given.setdefault((src, dst), delay) != delay:
                 raise ClusterConfigValueError(
                     f"cluster.net_emulation.crossdc_pairs gives the link from {src} to {dst} two "
-                    f"delays, {given[src, dst]:g} and {delay:g} ms. Keep one."
+                    "delays. Keep one."
                 )
         members = [place_of(name) for group in self.bandwidth_groups for name in set(group.members)]
         twice = sorted({name for name in members if members.count(name) > 1})
@@ -158,15 +201,15 @@ class NetEmulationConfig(StrictModel):
 
     def slow_links(self) -> SlowLinks:
         """The links in seconds and bytes."""
-        delays = {(src, dst): delay / 1000 for src, dst, delay in self._pairs()}
+        delays = {(src, dst): delay for src, dst, delay in self._pairs()}
         back = {(dst, src): delay for (src, dst), delay in delays.items()}
         shared = [(each.members, each.bandwidth_mbps * 1e6 / 8) for each in self.bandwidth_groups]
         return SlowLinks(back | delays if self.symmetric else delays, shared)
 
-    def _pairs(self) -> Iterator[tuple[str, str, float]]:
+    def _pairs(self) -> Iterator[tuple[str, str, Delay]]:
         for pair in self.crossdc_pairs:
             for src, dst in product(map(place_of, pair.src), map(place_of, pair.dst)):
-                yield src, dst, pair.delay_ms
+                yield src, dst, pair.delay()
 
 
 def must_be(kind: type | UnionType, value: object, what: str, hint: str) -> None:

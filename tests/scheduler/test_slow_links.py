@@ -100,6 +100,32 @@ def test_a_broadcast_leaves_once_and_reaches_a_group_once(book):
     assert uneven.book("actor:0", ["env:0", "env:1"], 0) == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize(
+    ("delay", "mean", "least"),
+    [
+        ({"uniform": [100, 200]}, 0.15, 0.1),
+        ({"exponential": 100}, 0.1, 0.0),
+        ({"gaussian": [100, 10]}, 0.1, 0.05),
+    ],
+)
+def test_delays_are_drawn_for_each_message(book, delay, mean, least):
+    links = book([("env:0", "actor:0", delay)])
+    drawn = []
+    for _ in range(4000):
+        drawn.append(links.book("env:0", ["actor:0"], 1))
+        book.clock.now += 10
+    assert np.mean(drawn) == pytest.approx(mean, rel=0.05)
+    assert min(drawn) >= least
+    assert np.std(drawn) > 0.005
+
+
+def test_a_message_does_not_overtake_the_one_before_it(book):
+    links = book([("env:0", "actor:0", {"uniform": [0, 200]})])
+    arrivals = [links.book("env:0", ["actor:0"], 1) for _ in range(50)]
+    assert arrivals == sorted(arrivals)
+    assert arrivals[0] < arrivals[-1]
+
+
 def test_groups_that_nobody_heard_of_are_named(book, caplog, monkeypatch):
     monkeypatch.setattr(logging.getLogger("rlinf"), "propagate", True)
     links = book([("env:0", "actr:0", 100)])
@@ -135,7 +161,15 @@ def test_sizes_are_those_of_tensors_and_of_the_pickle_of_the_rest():
                     {"src": "a:1", "dst": "b:0", "delay_ms": 2},
                 ]
             },
-            "from a:1 to b:0 two delays, 1 and 2 ms",
+            "from a:1 to b:0 two delays",
+        ),
+        (
+            {"crossdc_pairs": [{"src": "a:0", "dst": "b:0", "delay_ms": {}}]},
+            r"is \{uniform: \[least, most\]\}, .* one of them",
+        ),
+        (
+            {"crossdc_pairs": [{"src": "a:0", "dst": "b:0", "delay_ms": {"uniform": [3, 2]}}]},
+            r"\[3, 2\] ends before it begins; nearest: \[2, 3\]",
         ),
         (
             {

@@ -18,6 +18,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
+from random import Random
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rlinf.scheduler.address import SlowLinks, place_of
@@ -53,6 +54,8 @@ class NetworkService:
         self._links: dict[str, _SharedLink] = {}
         for members, bandwidth in slow.bandwidths:
             self._links |= dict.fromkeys(map(place_of, members), _SharedLink(1 / bandwidth))
+        self._latest: dict[tuple[str, str], float] = {}
+        self._random = Random(0)
         self._unseen = {_group(name) for pair in self._delays for name in pair}
         endpoint.register("network.is_slow", self.is_slow)
         endpoint.register("network.book", self.book)
@@ -67,7 +70,8 @@ class NetworkService:
 
         They leave their sender once, and each group that receives gets them once. A link takes one
         message after the other; the first bit arrives a delay after it was sent, and the receiving
-        end takes in what has arrived while the rest is still on its way.
+        end takes in what has arrived while the rest is still on its way. Where delays are drawn, a
+        message does not overtake the one before it.
         """
         now = time.monotonic()
         sender = place_of(source)
@@ -76,9 +80,10 @@ class NetworkService:
         first = max(now, uplink.sends_until)
         last = first + nbytes * uplink.seconds_per_byte
         arrived, charged = now, set[int]()
-        for name, delay in links:
-            if delay is None:
+        for name, link in links:
+            if link is None:
                 continue
+            delay = link.draw(self._random)
             uplink.sends_until = last
             downlink = self._links.get(name) or _SharedLink(0.0)
             if id(downlink) not in charged:
@@ -86,7 +91,10 @@ class NetworkService:
                 begun = max(first + delay, downlink.receives_until)
                 taken_in = begun + nbytes * downlink.seconds_per_byte
                 downlink.receives_until = max(last + delay, taken_in)
-            arrived = max(arrived, last + delay, downlink.receives_until)
+            before = self._latest.get((sender, name), now)
+            there = max(before, last + delay, downlink.receives_until)
+            self._latest[sender, name] = there
+            arrived = max(arrived, there)
         return arrived - now
 
     def close(self) -> None:

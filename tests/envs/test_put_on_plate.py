@@ -169,7 +169,8 @@ def test_pictures_are_squeezed_and_states_are_joints(batch: Any) -> None:  # noq
     whole = begun(batch(NAME, 2, image_size=0), 0, 1)["main_images"]
     assert whole.shape == (2, 480, 640, 3)
     assert np.array_equal(whole[:, 0, 0], seen["main_images"][:, 0, 0])  # of one shade
-    assert plate.render(1).shape == (224, 224, 3)
+    assert np.array_equal(plate.render(1), seen["main_images"][1])
+    assert not np.array_equal(plate.render(0), plate.render(1))
     assert np.allclose(plate.action_space.high, [1] * 3 + [np.pi / 2] * 3 + [1])
     assert plate._scene.sensor_configs == {"shader_pack": "default"}
 

@@ -260,7 +260,7 @@ class PutOnPlateEnv(SimulatorBatch):
 
     def render(self, row: int) -> np.ndarray:
         """Return the picture that the policy sees."""
-        frame: np.ndarray = self._observed(self._seen)["main_images"][row]
+        frame: np.ndarray = self._pictures(self._seen, slice(row, row + 1))[0]
         return frame
 
     def close(self) -> None:
@@ -306,17 +306,20 @@ class PutOnPlateEnv(SimulatorBatch):
         return worth.astype(np.float32)
 
     def _observed(self, seen: Any) -> Observation:
-        pictures, size = seen["sensor_data"][CAMERA]["rgb"], self.options.image_size
+        return {
+            "main_images": self._pictures(seen, slice(None)),
+            "states": to_numpy(self._scene.agent.robot.get_qpos()).astype(np.float32),
+        }
+
+    def _pictures(self, seen: Any, rows: slice) -> np.ndarray:
+        pictures, size = seen["sensor_data"][CAMERA]["rgb"][rows], self.options.image_size
         if size:
             channels_first = pictures.permute(0, 3, 1, 2).float()
             squeezed = self._torch.nn.functional.interpolate(
                 channels_first, size=(size, size), mode="bicubic", antialias=True
             )
             pictures = squeezed.clamp(0, 255).round().permute(0, 2, 3, 1)
-        return {
-            "main_images": np.ascontiguousarray(to_numpy(pictures), np.uint8),
-            "states": to_numpy(self._scene.agent.robot.get_qpos()).astype(np.float32),
-        }
+        return np.ascontiguousarray(to_numpy(pictures), np.uint8)
 
     def _tensor(self, array: np.ndarray) -> Any:
         return self._torch.as_tensor(array, device=self._scene.device)

@@ -14,6 +14,7 @@ class FunctionToolConfig(UserFunctionConfig, ToolConfig):
     """A function of your own, from a text to a text."""
 
     implementation = "rlinf.agents.function_tool:FunctionTool"
+    called_by_names = True
     type: Literal["function"] = "function"
     """Which tool this section configures."""
     alphabet: str = ""
@@ -25,7 +26,7 @@ class FunctionTool(Tool):
     ``function(**arguments, **options)``."""
 
     def __init__(self, config: FunctionToolConfig) -> None:
-        self._config, self._function = config, config.load(by_names=True)
+        self._config, self._function = config, config.load()
         self._options = config.options
         self.alphabet = config.alphabet
 

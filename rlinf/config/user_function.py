@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import itertools
 import sys
@@ -10,7 +11,7 @@ from importlib import import_module
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from pydantic import Field, field_validator
 
@@ -26,6 +27,8 @@ class UserFunctionConfig(StrictModel):
     """What sections have that name a function and its options."""
 
     code_files = frozenset({"function"})
+    called_by_names: ClassVar[bool] = False
+    """Whether it may be called with the options and others alone, and not with one thing first."""
 
     function: str
     """`package.module:name`, or `path/to/file.py:name`."""
@@ -42,8 +45,8 @@ class UserFunctionConfig(StrictModel):
         return value
 
     def check(self) -> None:
-        """Look for the function in its module or file, without running these: that is for those
-        who call it."""
+        """Look for the function in its module or file, and at how it is called, without running
+        these: that is for those who call it."""
         super().check()
         where, _, name = self.function.rpartition(":")
         if (file := file_of(self.function)) is not None:
@@ -53,6 +56,7 @@ class UserFunctionConfig(StrictModel):
             names = _read(lambda: names_in_file(file, where, alone=True))
             if names is not None and name not in names:
                 raise _no_function(where, name, names)
+            self._check_written(file, name)
             return
         try:
             found = find_spec(where)
@@ -65,10 +69,16 @@ class UserFunctionConfig(StrictModel):
                 key="function",
             )
         _read(lambda: check_reference(self.function))
+        if found.origin and found.origin.endswith(".py"):
+            self._check_written(Path(found.origin), name)
 
-    def load(self, *, by_names: bool = False) -> Callable[..., Any]:
+    def _check_written(self, file: Path, name: str) -> None:
+        if (written := _as_written(file, name)) is not None:
+            self.check_call(written, by_names=self.called_by_names)
+
+    def load(self) -> Callable[..., Any]:
         """The function; ConfigError where it cannot be imported, or called with one thing and the
-        options, or ``by_names`` with these and others."""
+        options, or by names with these and others."""
         self.check()
         where, _, name = self.function.rpartition(":")
         file = file_of(self.function)
@@ -82,10 +92,10 @@ class UserFunctionConfig(StrictModel):
             raise _no_function(
                 where, name, (k for k, item in vars(module).items() if callable(item))
             )
-        self.check_call(function, by_names=by_names)
+        self.check_call(function, by_names=self.called_by_names)
         return function  # type: ignore[no-any-return]
 
-    def check_call(self, function: Callable[..., Any], *, by_names: bool = False) -> None:
+    def check_call(self, function: Callable[..., Any], *, by_names: bool) -> None:
         """See :meth:`load`."""
         name = self.function.rpartition(":")[2]
         if inspect.iscoroutinefunction(function):
@@ -112,6 +122,38 @@ class UserFunctionConfig(StrictModel):
 def _no_function(where: str, name: str, names: Iterable[str]) -> ConfigError:
     hint = did_you_mean(name, [each for each in names if each[0] != "_"])
     return ConfigError(f"{where} has no function {name}; {hint}".rstrip("; "), key="function")
+
+
+def _as_written(file: Path, name: str) -> Callable[..., Any] | None:
+    """A function without a body that is called as the one in a file, which is not run; None where
+    something else than its definition may say how."""
+    tree = ast.parse(file.read_bytes())
+    named = [each for each in ast.walk(tree) if _binds(each, name)]
+    (found,) = named if len(named) == 1 else (None,)
+    if found not in tree.body or not isinstance(found, ast.FunctionDef | ast.AsyncFunctionDef):
+        return None
+    if found.decorator_list:
+        return None
+    found.body, found.returns, arguments = [ast.Pass()], None, found.args
+    for each in ast.walk(arguments):
+        if isinstance(each, ast.arg):
+            each.annotation = None
+    arguments.defaults = [_plain(each) for each in arguments.defaults]
+    arguments.kw_defaults = [each and _plain(each) for each in arguments.kw_defaults]
+    scope: dict[str, Any] = {}
+    module = ast.fix_missing_locations(ast.Module([found], []))
+    exec(compile(module, str(file), "exec"), scope)
+    return scope[name]  # type: ignore[no-any-return]
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    if isinstance(node, ast.Name):
+        return node.id == name and isinstance(node.ctx, ast.Store)
+    return getattr(node, "name", None) == name or getattr(node, "asname", None) == name
+
+
+def _plain(default: ast.expr) -> ast.expr:
+    return default if isinstance(default, ast.Constant) else ast.Constant(...)
 
 
 def _read(look: Callable[[], Names]) -> Names:

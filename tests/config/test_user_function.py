@@ -90,6 +90,31 @@ def test_what_cannot_be_called_is_refused(
     assert refused.value.key == "function"
 
 
+def test_how_it_is_called_is_known_without_running_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    config = UserFunctionConfig(function=f"{file}:own", options={"most": 2})
+    ran = "raise RuntimeError('it ran')\n"
+    for text, why in [
+        ("async def own(a, most): ...", "own is `async`"),
+        (
+            "def own(a: 1 / 0, *, least=ran()): ...",
+            r"own\(a, \*, least=Ellipsis\) cannot be .*most=…",
+        ),
+    ]:
+        file.write_text(f"{ran}{text}\n")
+        with pytest.raises(ConfigError, match=why) as refused:
+            config.check()
+        assert refused.value.key == "function"
+    for text in [
+        "def own(a: 1 / 0, *, most=ran()): ...",
+        "@given_more\ndef own(): ...",
+        "def own(): ...\nown = given_more(own)",
+        "if quick:\n    def own(): ...\nelse:\n    from slow import own",
+    ]:
+        file.write_text(f"{ran}{text}\n")
+        config.check()
+
+
 def test_what_can_be_called_is_taken(tmp_path: Path) -> None:
     text = "def own(a, *, most=1, **rest): return most"
     assert function(tmp_path, text, most=3, other=1)("a", most=3) == 3

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.scheduler.services import registry
 from tests.scheduler.workers import Bundle, Queuer, Talker
 
 NAME = "sharedTalker"
@@ -204,6 +205,19 @@ def test_broadcast_refuses_bad_members(shared, groups, kind):
 def test_a_rank_that_a_group_lacks_is_named_at_once(shared):
     with pytest.raises(ValueError, match=f"no worker '{NAME}:3': group '{NAME}' has ranks 0-2"):
         shared(Talker).execute_on(0).send_to_peer("x", NAME, 3).wait()
+
+
+@pytest.mark.parametrize(("wait", "given"), [("receive_from", ()), ("send_to_peer", ("x",))])
+def test_a_group_that_is_waited_for_and_is_not_there_is_told(
+    shared, short_deadline, monkeypatch, caplog, wait, given
+):
+    monkeypatch.setattr(registry, "_UNKNOWN_SECONDS", 0.1)
+    group, other = shared(Talker), f"{wait}Talker"
+    short_deadline(group)
+    with pytest.raises(TimeoutError):
+        getattr(group.execute_on(0), wait)(*given, other, 0).wait()
+    assert f"{other}:0 is waited for, and there is no group {other}: " in caplog.text
+    assert NAME in caplog.text
 
 
 def test_receive_from_nobody_ends_with_a_wait_for_list(shared, short_deadline):

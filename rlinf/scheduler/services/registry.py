@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.scheduler.address import SlowLinks, WorkerInfo
 from rlinf.scheduler.errors import (
     NameTakenError,
@@ -25,7 +28,10 @@ from rlinf.scheduler.transport.endpoint import Endpoint, Reply, all_done, try_fa
 if TYPE_CHECKING:
     from rlinf.scheduler.runtime.launch import Launch
 
+log = logging.getLogger(__name__)
+
 _SILENT_SECONDS = 5.0  # after which a process that does not answer is not waited for
+_UNKNOWN_SECONDS = 10.0  # after which a name that is waited for may well be misspelt
 
 
 @dataclass
@@ -75,6 +81,7 @@ class RegistryService:
         self.on_start: Callable[[str, str], object] = lambda name, address: None
         self._workers: dict[str, _WorkerRecord] = {}
         self._unknown: dict[str, list[Future[Reply]]] = {}
+        self._sought: dict[str, threading.Timer] = {}
         self._dead: dict[str, str] = {}
         self._groups: dict[str, GroupRecord] = {}
         self._channels: dict[str, ChannelRecord] = {}
@@ -152,14 +159,32 @@ class RegistryService:
         return future
 
     def refuse_stranger(self, name: str) -> None:
-        """Refuse, by a SchedulerValueError, a rank that a running group does not have."""
+        """Refuse, by a SchedulerValueError, a rank that a running group does not have. A group that
+        there is not may come: a warning tells of one that is not launched soon."""
         group, _, rank = name.partition(":")
         known = name in self._workers or name in self._dead
+        if not known and group not in self._groups and group not in self._sought:
+            timer = threading.Timer(_UNKNOWN_SECONDS, self._tell_unknown, (group, name))
+            timer.daemon, self._sought[group] = True, timer
+            timer.start()
         if not known and group in self._groups and rank.isdecimal():
             raise SchedulerValueError(
                 f"there is no worker '{name}': group '{group}' has ranks "
                 f"0-{len(self._groups[group].worker_names) - 1}"
             )
+
+    def _tell_unknown(self, group: str, name: str) -> None:
+        if group not in self._groups and name not in self._workers:
+            log.warning(
+                "worker %s is waited for, and there is no group %s: the wait ends when one of that "
+                "name is launched; %s",
+                name, group, did_you_mean(group, list(self._groups)),
+            )  # fmt: skip
+
+    def close(self) -> None:
+        """Tell of nobody any more."""
+        for timer in self._sought.values():
+            timer.cancel()
 
     def info(self, name: str) -> WorkerInfo | None:
         """What is known of a worker, None for an unknown one."""
@@ -257,6 +282,7 @@ class DriverServices:
 
     def close(self) -> None:
         """Write the timeline out."""
+        self.registry.close()
         if self._network is not None:
             self._network.close()
         if self._tracer is not None:

@@ -14,7 +14,7 @@ from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import CONFIG_FILE
 from rlinf.runners.evaluation import origin_of, run_of
-from rlinf.runners.task import REGISTRY, Task
+from rlinf.runners.task import REGISTRY, Task, require_task
 
 AnyTask = type[Task[Any]]
 
@@ -28,7 +28,10 @@ def task_of(recipe: LoadedRecipe) -> AnyTask:
     """Import and return the task that a recipe names."""
     name, known = recipe.data.get("task"), task_names()
     if isinstance(name, str) and name in known:
-        return REGISTRY.load(name)
+        task = REGISTRY.load(name)
+        if not task.__module__.startswith("rlinf."):
+            require_task(task, name)
+        return task
     where = recipe.source_of("task")
     if name is None:
         raise ConfigError(

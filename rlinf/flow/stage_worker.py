@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import time
 from collections.abc import Iterator
@@ -222,7 +223,17 @@ class StageWorker(Worker):
         """Drive the stage's generator; returns its result, and what it yielded."""
         ports = {port.edge: port for port in call.outputs}
         stage = f"{type(self).__name__}.{call.method}"
-        generator: Any = getattr(self, call.method)(*streams, **call.arguments)
+        method = getattr(self, call.method)
+        try:
+            inspect.signature(method).bind(*streams, **call.arguments)
+        except TypeError as error:
+            given = [
+                *(port.edge for port in call.inputs),
+                *(f"{each}=…" for each in call.arguments),
+            ]
+            called = f"{call.method}({', '.join(given)})"
+            raise RunFailure(f"{stage} cannot be called as {called}: {error}") from error
+        generator: Any = method(*streams, **call.arguments)
         if not isinstance(generator, Iterator):
             kind = type(generator).__name__
             raise RunFailure(

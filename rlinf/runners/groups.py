@@ -210,6 +210,10 @@ class Groups:
 
     def _told(self, arguments: Arguments) -> Arguments:
         """What a task tells its stages, which may be of a component that this recipe lacks."""
+        if not isinstance(arguments, Mapping):
+            kind = type(arguments).__name__
+            why = f"it has {kind} for arguments of its stages, and no dict by component"
+            raise ConfigError(f"task `{self._config.task}` is broken: {why}")
         for name in arguments.keys() - self._labels:
             why = f"it has arguments for `{name}`; {did_you_mean(name, self._labels)}"
             raise ConfigError(f"task `{self._config.task}` is broken: {why}")

@@ -16,7 +16,7 @@ from typing import Any
 from rlinf.checkpoint.contents import Checkpoint, Parts
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
-from rlinf.errors import CheckpointError, UserError
+from rlinf.errors import CheckpointError, ConfigError, UserError
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import SwitchFailure
@@ -92,6 +92,8 @@ class Run:
         from the newest good checkpoint, if there is one; a run that came to its end, and whose
         configuration has not changed, starts nothing.
         """
+        if not isinstance(steps := self.task.steps, int):
+            raise self._broken(f"its steps are {steps!r}, no whole number")
         with ExitStack() as stack:
             self._open(stack)
             former = self._restore() if resume else None
@@ -177,8 +179,14 @@ class Run:
         seconds = time.perf_counter() - begin
         self.directory.require()  # before anything is written that would make it anew
         metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
+        if not isinstance(metrics, dict):
+            kind = type(metrics).__name__
+            raise self._broken(f"its metrics() returns {kind}, and no dict of numbers by name")
         self.state.step += 1
         return report, metrics, seconds
+
+    def _broken(self, why: str) -> ConfigError:
+        return ConfigError(f"task `{self._config.task}` is broken: {why}")
 
     def _start_steps(self, end: int) -> None:
         """Let all rollouts before ``end`` begin that may; the first takes the newest weights."""

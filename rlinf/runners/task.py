@@ -5,6 +5,7 @@ The modules of tasks import no torch: worker classes are named, and imported whe
 
 from __future__ import annotations
 
+import inspect
 import shlex
 from abc import ABC
 from collections.abc import Mapping
@@ -226,6 +227,45 @@ class Task(ABC, Generic[ConfigT]):
         self.counts = None if self.counts is None else type(self.counts)(**state)
 
 
+def require_task(task: type[Task[Any]], name: str) -> None:
+    """Refuse a task whose class lacks what every one gives, or defines what the run asks for in
+    another form than :class:`Task`: a method for a property, or with other arguments.
+
+    Raises:
+        ConfigError: Names what it is, and how it is written.
+    """
+    where = f"task `{name}` is broken: {task.__qualname__}"
+    for attribute in ("config_class", "groups"):
+        if not hasattr(task, attribute):
+            raise ConfigError(f"{where} has no `{attribute}`; every task says its own")
+    for attribute, base in vars(Task).items():
+        own = inspect.getattr_static(task, attribute)
+        if own is base or attribute == "__module__" or not inspect.isroutine(own):
+            continue
+        if isinstance(base, property):
+            raise ConfigError(f"{where}.{attribute} is a method; nearest: @property before it")
+        if isinstance(base, classmethod) and not isinstance(own, classmethod):
+            raise ConfigError(f"{where}.{attribute} lacks @classmethod before it")
+        _require_call(f"{where}.{attribute}", own, getattr(base, "__func__", base))
+
+
+def _require_call(where: str, own: Any, base: Any) -> None:
+    """Refuse a method that cannot be called like another; its class methods are as they stand."""
+    expected = inspect.signature(base).parameters
+    by_name = [key for key, each in expected.items() if each.kind is each.KEYWORD_ONLY]
+    by_place = [key for key in expected if key not in by_name]
+    try:
+        inspect.signature(getattr(own, "__func__", own)).bind(*by_place, **dict.fromkeys(by_name))
+    except TypeError as error:
+        name = where.rpartition(".")[2]
+        called = ", ".join([*by_place[1:], *(f"{key}=…" for key in by_name)])
+        raise ConfigError(f"{where} cannot be called as {name}({called}): {error}") from error
+
+
+def _made(worker: Any, config: Any, context: Any) -> None:
+    """How a worker is made."""
+
+
 def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
     """Refuse a task, before anything starts, whose step asks for what its groups have not.
 
@@ -243,6 +283,12 @@ def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
             raise ConfigError(f"task `{config.task}` is broken: {component}: {error}") from error
     flow = task.flow(config)
     flow.order()
+    if not flow.nodes:
+        raise ConfigError(f"task `{config.task}` is broken: its step has no stage")
+    for worker in task.groups.values():
+        if isinstance(worker, type):
+            where = f"task `{config.task}` is broken: {worker.__qualname__}.__init__"
+            _require_call(where, worker.__init__, _made)
     called = [(stage.label, stage.component, stage.method) for _, stage in flow.stages()]
     for component, method in zip(task.weights or (), _HANDING_OVER, strict=False):
         called.append(("weights", component, method))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,95 @@ def test_processes_that_its_planning_forbids_are_refused(
     assert key in told
     assert "places 2 processes of player" in told
     assert "nearest: 1" in told
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "told"),
+    [
+        ("Bandit", "steps", lambda _: 3, "Bandit.steps is a method; nearest: @property before it"),
+        ("Bandit", "step", lambda _, flow, config: None, "Bandit.step lacks @classmethod"),
+        (
+            "Bandit",
+            "step",
+            classmethod(lambda _, flow: None),
+            r"called as step\(flow, config\): too",
+        ),
+        ("Bandit", "step", classmethod(lambda _, flow, config: None), "its step has no stage"),
+        (
+            "Bandit",
+            "metrics",
+            lambda _, report, number: {},
+            r"Bandit.metrics cannot be called as metrics\(report, step=…, seconds=…\): missing",
+        ),
+        (
+            "Bandit",
+            "__init__",
+            lambda _, config: None,
+            r"called as __init__\(config, directory\): too",
+        ),
+        (
+            "Player",
+            "__init__",
+            lambda _: None,
+            r"Player.__init__ .* __init__\(config, context\): too",
+        ),
+    ],
+)
+def test_what_a_run_could_not_call_is_refused_before_it(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    name: str,
+    value: Any,
+    told: str,
+) -> None:
+    from rlinf_example import bandit
+
+    monkeypatch.setattr(getattr(bandit, owner), name, value)
+    assert main(["train", RECIPE, "--dry-run"]) == 2
+    assert re.search(f"task `bandit` is broken: .*{told}", capsys.readouterr().err)
+
+
+def test_a_task_without_its_config_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_example.bandit import Bandit
+
+    monkeypatch.delattr(Bandit, "config_class")
+    assert main(["train", RECIPE, "--dry-run"]) == 2
+    assert "Bandit has no `config_class`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "told"),
+    [
+        ("Bandit", "steps", None, "its steps are None, no whole number"),
+        (
+            "Bandit",
+            "metrics",
+            lambda _, report, *, step, seconds: None,
+            r"metrics\(\) returns None",
+        ),
+        ("Bandit", "arguments", lambda _, step: None, "has NoneType for arguments of its stages"),
+        ("Bandit", "arguments", lambda _, step: {"player": {"number": 1}}, r"pull\(number=…\): "),
+    ],
+)
+def test_what_a_task_returns_wrongly_is_told_in_a_line(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    name: str,
+    value: Any,
+    told: str,
+) -> None:
+    from rlinf_example import bandit
+
+    monkeypatch.setattr(getattr(bandit, owner), name, value)
+    assert main(["train", RECIPE, "--run-dir", str(tmp_path / "run")]) != 0
+    shown = capsys.readouterr().err
+    assert re.search(told, shown)
+    assert "trace ends in" not in shown
 
 
 def test_a_step_that_asks_for_what_its_groups_have_not_is_refused(

@@ -208,7 +208,7 @@ class Groups:
                     receive()
             raise
 
-    def _told(self, arguments: Arguments) -> Arguments:
+    def _told(self, arguments: Any) -> Arguments:
         """What a task tells its stages, which may be of a component that this recipe lacks."""
         if not isinstance(arguments, Mapping):
             kind = type(arguments).__name__
@@ -217,7 +217,7 @@ class Groups:
         for name in arguments.keys() - self._labels:
             why = f"it has arguments for `{name}`; {did_you_mean(name, self._labels)}"
             raise ConfigError(f"task `{self._config.task}` is broken: {why}")
-        return arguments
+        return dict(arguments)
 
     @cached_property
     def _labels(self) -> frozenset[str]:

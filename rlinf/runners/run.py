@@ -178,7 +178,7 @@ class Run:
         report = self._under_way.popleft().wait()
         seconds = time.perf_counter() - begin
         self.directory.require()  # before anything is written that would make it anew
-        metrics = self.task.metrics(report, step=self.state.step, seconds=seconds)
+        metrics: Any = self.task.metrics(report, step=self.state.step, seconds=seconds)
         if not isinstance(metrics, dict):
             kind = type(metrics).__name__
             raise self._broken(f"its metrics() returns {kind}, and no dict of numbers by name")

@@ -240,7 +240,8 @@ def require_task(task: type[Task[Any]], name: str) -> None:
             raise ConfigError(f"{where} has no `{attribute}`; every task says its own")
     for attribute, base in vars(Task).items():
         own = inspect.getattr_static(task, attribute)
-        if own is base or attribute == "__module__" or not inspect.isroutine(own):
+        is_method = bool(inspect.isroutine(own))
+        if own is base or attribute == "__module__" or not is_method:
             continue
         if isinstance(base, property):
             raise ConfigError(f"{where}.{attribute} is a method; nearest: @property before it")

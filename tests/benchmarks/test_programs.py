@@ -269,7 +269,8 @@ def test_rescale() -> None:
     }
     best = min(("collocated", "disaggregated"), key=lambda mode: seconds[mode])
     (less,) = numbers("rescaled takes # % less than", stepped)
-    assert less / 100 == pytest.approx(1 - seconds["rescaled"] / seconds[best], abs=0.02)
+    ratio = seconds["rescaled"] / seconds[best]  # of figures that are rounded
+    assert less / 100 == pytest.approx(1 - ratio, abs=0.02 * (1 + ratio))
     assert numbers("largest relative difference of metrics: #", stepped)[0] < 1e-3
     simulated = printed(
         "rescale.py", "simulate", "--devices", "8", "--sequences", "256", "--seeds", "1"

@@ -114,7 +114,8 @@ class FaultyBatch(SimulatorBatch):
     def step(self, actions: np.ndarray) -> Any:
         self._steps += 1
         found = self._inner.step(actions)
-        observations = dict(found.observations)
+        shown = found.observations
+        observations = dict(shown() if callable(shown) else shown)
         for row in np.flatnonzero(self._steps == 3).tolist():
             kind = self._kinds[row]
             if kind == "nan":

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
     from rlinf.flow.placed_config import PlacedConfig
     from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.runners.run import Run
 
 INTERRUPTED = 130
 
@@ -142,12 +143,18 @@ def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, res
     from rlinf.monitor.run_directory import logging_to
 
     reporting.log = directory.log
-    with logging_to(directory.log), lasting("stdout"), stop_on_interrupt() as stop:
-        print_batches(config)
-        say(f"\nrun directory: {directory.path}")
-        from rlinf.runners.run import Run
+    run: Run | None = None
+    asked = stop_on_interrupt(at_once=lambda: run is not None and run.starting)
+    with logging_to(directory.log), lasting("stdout"), asked as stop:
+        try:
+            print_batches(config)
+            say(f"\nrun directory: {directory.path}")
+            from rlinf.runners.run import Run
 
-        Run(task, config, directory, stop).run(resume=resume)
+            run = Run(task, config, directory, stop)
+            run.run(resume=resume)
+        except KeyboardInterrupt:  # while it started
+            stop.set()
         if stop.is_set():
             say(f"\ninterrupted; continue with: rlinf resume {shlex.quote(str(directory.path))}")
             raise typer.Exit(INTERRUPTED)
@@ -174,12 +181,16 @@ def print_batches(config: PlacedConfig) -> None:
 
 @contextlib.contextmanager
 def stop_on_interrupt(
-    what: str = "the step, evaluation or warm start under way ends, then a checkpoint is committed",
+    what: str = "a run that starts ends; else the step, evaluation or warm start under way ends, "
+    "then a checkpoint is committed",
+    *,
+    at_once: Callable[[], bool] = lambda: False,
 ) -> Iterator[threading.Event]:
     """Yield a flag that the first Ctrl-C (or SIGTERM) sets; a second one ends the process.
 
     The user is told ``what`` is done meanwhile. The runner looks at the flag between two steps,
-    commits a checkpoint and returns. The second signal kills the child processes, removes their
+    commits a checkpoint and returns. Where ``at_once`` says that nothing is to be waited for, a
+    KeyboardInterrupt is raised as well. The second signal kills the child processes, removes their
     shared memory and exits with 130 without waiting for anything. A terminal that hangs up sets the
     flag too, unless the command was started to outlive it (``nohup``); it may do so several times,
     and ends nothing at once.
@@ -200,6 +211,8 @@ def stop_on_interrupt(
                 sys.__stderr__.fileno() if sys.__stderr__ else 2,
                 told.encode(),
             )
+        if at_once():
+            raise KeyboardInterrupt
 
     before = {number: signal.signal(number, handle) for number in end_signals()}
     try:

@@ -39,11 +39,19 @@ _INTERRUPT_SECONDS = 1.0
 class Groups:
     """A context manager that starts the groups of a task and ends them.
 
-    Without ``trains`` there is no trainer, and the groups that evaluate are started.
+    Without ``trains`` there is no trainer, and the groups that evaluate are started. ``launched``
+    is called when the workers are launched, before they are waited for.
     """
 
-    def __init__(self, task: Task[Any], *, trains: bool = True) -> None:
+    def __init__(
+        self,
+        task: Task[Any],
+        *,
+        trains: bool = True,
+        launched: Callable[[], object] = lambda: None,
+    ) -> None:
         self._task, self._config, self._trains = task, task.config, trains
+        self._launched = launched
         self._plan = task.config.plan
         self._groups: dict[str, WorkerGroup] = {}
         self._executors: list[Executor] = []
@@ -63,6 +71,7 @@ class Groups:
     def __enter__(self) -> Self:
         try:
             self._launch()
+            self._launched()
             self._start()
         except BaseException as error:
             self.close(because=error)

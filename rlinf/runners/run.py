@@ -76,6 +76,8 @@ class Run:
         self.task, self.directory, self.state = task(config, directory.path), directory, RunState()
         self.task.read_training_data()
         self.groups: Groups
+        self.starting = False
+        """Whether it waits for its workers to start; then a KeyboardInterrupt ends it at once."""
         self.last_evaluation: Evaluated | None = None
         self._config, self._flow, self._stop = config, task.flow(config), stop
         self._under_way: deque[RunningStep] = deque()
@@ -90,7 +92,8 @@ class Run:
         Ends early, with a checkpoint, when ``stop`` is set. A failure of a worker is raised after
         the other workers were ended; what was committed before stays. With ``resume`` it goes on
         from the newest good checkpoint, if there is one; a run that came to its end, and whose
-        configuration has not changed, starts nothing.
+        configuration has not changed, starts nothing. Where ``stop`` is set before its workers are
+        there, nothing is lost: it ends by a KeyboardInterrupt.
         """
         if not isinstance(steps := self.task.steps, int):
             raise self._broken(f"its steps are {steps!r}, no whole number")
@@ -102,11 +105,12 @@ class Run:
                 if self.directory.end == self._end:
                     return self.state
             self._start(stack)
+            if former is not None:
+                self._load_workers(former.tree, former.path)
+            self.starting = False
             if former is None:
                 self.task.begin(self)
                 self.directory.begun = True
-            else:
-                self._load_workers(former.tree, former.path)
             self._warm_up()
             observe = self._observer()
             self._progress = stack.enter_context(
@@ -278,10 +282,20 @@ class Run:
 
     def _start(self, stack: ExitStack) -> None:
         """Start the workers."""
-        self.groups = Groups(self.task)
+        self._end_if_asked()
+        self.groups = Groups(self.task, launched=self._wait_for_workers)
         self.groups.__enter__()
         # Those that there are then: the ones of the beginning may be gone.
         stack.push(lambda *exception: self.groups.__exit__(*exception))  # noqa: PLW0108
+
+    def _wait_for_workers(self) -> None:
+        """Not before they are launched: what raises while Ray starts its processes may be lost."""
+        self.starting = True
+        self._end_if_asked()
+
+    def _end_if_asked(self) -> None:
+        if self.interrupted:
+            raise KeyboardInterrupt
 
     # -- another placement ----------------------------------------------------------------------
 

@@ -135,11 +135,11 @@ def test_seeds_give_different_runs(reference: Path, tmp_path: Path) -> None:
 
 
 class StopAfter(threading.Event):
-    """Set once it has been asked a number of times."""
+    """Set once it has been asked a number of times since the workers were there."""
 
     def __init__(self, questions: int) -> None:
         super().__init__()
-        self._left = questions
+        self._left = questions + 2  # before and after they are launched
 
     def is_set(self) -> bool:
         self._left -= 1

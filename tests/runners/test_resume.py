@@ -4,11 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
+
+from rlinf.cli.main import main
+from rlinf.envs.spec import EnvSpec
+from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners.embodied import Embodied
+from rlinf.runners.groups import Groups
+from rlinf.runners.run import Run
+from rlinf.scheduler import Cluster
+from rlinf.workers.env import EnvWorker
 
 from . import reasoning_support, supervised_support, support
 from .killing import Task, ended, finish, kill_and_resume, start, wait_for_lines
@@ -151,6 +161,53 @@ def test_the_first_interrupt_commits_and_ends_cleanly(
         assert process.returncode == 130, output.decode()
         assert b"rlinf resume" in output
     assert newest(run) == f"step_{len(metrics(run)):08d}"
+
+
+def test_who_asks_for_the_end_waits_for_no_workers_that_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, whole, run = str(write_recipe(tmp_path)), tmp_path / "whole", tmp_path / "run"
+    finish("train", recipe, "--run-dir", str(whole))
+    released, begin = threading.Event(), EnvWorker.start
+
+    def interrupted(worker: EnvWorker) -> EnvSpec:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert released.wait(60)
+        return begin(worker)
+
+    monkeypatch.setattr(EnvWorker, "start", interrupted)
+    try:
+        assert main(["train", recipe, "--run-dir", str(run)]) == 130
+    finally:
+        released.set()
+    assert f"interrupted; continue with: rlinf resume {run}" in capsys.readouterr().out
+    assert not list((run / "checkpoints").iterdir())
+    monkeypatch.setattr(EnvWorker, "start", begin)
+    finish("resume", str(run))
+    support.assert_equal_runs(whole, run)
+
+
+def test_a_run_that_is_to_end_while_workers_are_launched_starts_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config, stop, launch = support.small_config(tmp_path), threading.Event(), Groups._launch
+    launched, started = [], []
+    monkeypatch.setattr(EnvWorker, "start", started.append)
+
+    def asked_meanwhile(groups: Groups) -> None:
+        launched.append(groups)
+        launch(groups)
+        stop.set()
+
+    monkeypatch.setattr(Groups, "_launch", asked_meanwhile)
+    with RunDirectory.create(tmp_path, "small", path=tmp_path / "run") as directory:
+        run = Run(Embodied, config, directory, stop)
+        for _ in range(2):  # the second time it was asked for before
+            with pytest.raises(KeyboardInterrupt):
+                run.run()
+    assert len(launched) == 1
+    assert not started
+    assert not Cluster.has_initialized()
 
 
 def newest(run: Path) -> str:

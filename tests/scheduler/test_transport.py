@@ -245,7 +245,8 @@ def test_errors_and_unknown_kinds_come_back(connect):
         here.request(there.address, "nothing").result(30)
 
 
-def test_a_process_that_is_gone_is_an_error(connect):
+def test_a_process_that_is_gone_is_an_error(connect, monkeypatch):
+    monkeypatch.setattr(sockets, "_SECONDS_TO_LEARN", 0.05)  # of what is no worker nobody tells
     here, there = connect(), connect()
     here.request(there.address, "echo", 1).result(30)
     there.close()
@@ -279,6 +280,23 @@ def test_a_request_to_a_process_that_is_gone_fails_as_the_registry_tells(connect
     late = [here.request(unknown.address, "echo", 1) for _ in range(20)]
     with pytest.raises(WorkerDiedError, match="is gone"):
         late[-1].result(30)
+
+
+def test_what_is_told_to_a_process_that_is_gone_fails_as_the_registry_tells(connect):
+    here, there = connect(), connect()
+    here.request(there.address, "echo", 1).result(30)
+    there.close()
+    died = WorkerDiedError("worker 'rollout:0' died: its process 7 ended")
+    late = threading.Timer(0.2, here.forget, (there.address, died))
+    late.start()
+
+    def keep_telling() -> None:
+        for _ in range(100):
+            here.tell(there.address, "echo", 1)
+
+    with pytest.raises(WorkerDiedError, match=r"worker 'rollout:0' died"):
+        keep_telling()
+    late.join()
 
 
 def test_waiting_threads_read_for_themselves(connect):

@@ -219,8 +219,8 @@ class RegistryService:
         self._on_death(name)
         self._ports = {port: owner for port, owner in self._ports.items() if owner != name}
         for address in self.endpoints():
-            with suppress(WorkerDiedError):  # some may have died themselves, not yet known to have
-                self._endpoint.tell(address, "mail.dead", name, cause, record.address)
+            # No answer is waited for: some may have died themselves, not yet known to have.
+            self._endpoint.request(address, "mail.dead", name, cause, record.address)
 
     def runs(self, launch: Launch) -> bool:
         """Whether the worker of this launch has not ended, as far as is known."""

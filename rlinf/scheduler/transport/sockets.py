@@ -122,7 +122,13 @@ class SocketEndpoint(Endpoint):
             try_fail(future, error)
 
     def _tell(self, address: str, content: Any, payloads: Sequence[Payload]) -> None:
-        self._send(address, _TELL, 0, content, payloads)
+        try:
+            self._send(address, _TELL, 0, content, payloads)
+        except WorkerDiedError:
+            # As it fails too, it learns how the worker ended.
+            failed = self._request(address, content, payloads)
+            self.wait(failed, 2 * _SECONDS_TO_LEARN)
+            failed.result(0)
 
     def _send(
         self, address: str, form: int, number: int, content: Any, payloads: Sequence[Payload]

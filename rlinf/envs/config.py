@@ -299,7 +299,7 @@ class Environments(StrictModel):
 class TrainingEnvironments(Environments):
     """Those that experience is collected in."""
 
-    num_envs: int = Field(ge=1)
+    num_envs: int = Field(ge=1, le=1_000_000)
     """Training environments, over all env workers."""
 
 

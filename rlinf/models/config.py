@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rlinf.models.policy import Policy
 
 ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
-Width = Annotated[int, Field(ge=1)]
+Width = Annotated[int, Field(ge=1, le=65_536)]
 ImageKey = Literal["main_images", "wrist_images", "extra_view_images"]
 
 LOG_STD_RANGE = (-5.0, 2.0)

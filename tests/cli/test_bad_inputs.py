@@ -87,6 +87,9 @@ OVERRIDES: list[tuple[list[str], list[str]]] = [
     # out of range
     (["seed=-1"], ["seed = -1", ">= 0", "nearest: 0"]),
     (["rollout.steps=0"], ["rollout.steps = 0", "nearest: 1"]),
+    (["rollout.steps=1000000000"], ["rollout.steps = 1000000000", "nearest: 1000000"]),
+    (["env.num_envs=1000000000"], ["env.num_envs = 1000000000", "nearest: 1000000"]),
+    (["model.hidden_sizes=[1000000000]"], ["model.hidden_sizes.0", "nearest: 65536"]),
     (["checkpoint.layout=sharded"], ["checkpoint.layout", "nearest: whole"]),
     (["env.train.processes=0"], ["env.train.processes", "nearest: 1"]),
     (["algorithm.gamma=1.5"], ["algorithm.gamma = 1.5", "nearest: 1"]),

@@ -98,7 +98,7 @@ class ExchangeConfig(StrictModel):
 class RolloutConfig(ExchangeConfig):
     """How experience is collected."""
 
-    steps: int = Field(ge=1)
+    steps: int = Field(ge=1, le=1_000_000)
     """Environment steps of each environment in one rollout."""
     max_staleness: int = Field(default=0, ge=0)
     """How many training phases may lie between the weights that act and the training: with 0 each

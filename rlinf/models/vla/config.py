@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+MOST_ACTIONS = 10_000
+"""Of those that are denoised together; published models have 8 to 100."""
 _METHODS: Mapping[str, Method | None] = {
     "MEAN_STD": "mean_std",
     "MIN_MAX": "min_max",
@@ -333,7 +335,7 @@ class FlowConfig(VLAConfig):
     cameras: tuple[str | None, ...] = Field(default=("main_images",), min_length=1, max_length=3)
     """Image observations in the order in which the model was trained on views: base, left wrist,
     right wrist. null leaves a view out, as do those that are not named: it is not attended to."""
-    horizon: int | None = Field(default=None, ge=1)
+    horizon: int | None = Field(default=None, ge=1, le=MOST_ACTIONS)
     """H, actions that are denoised together, of which `num_action_chunks` are executed; null: what
     `path` says, otherwise `num_action_chunks`."""
     denoising_steps: int = Field(default=10, ge=1)

@@ -11,7 +11,7 @@ from torch import nn
 
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section
-from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.config import MOST_ACTIONS, FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
 from rlinf.models.vla.pi0.network import TransformerSize
@@ -64,10 +64,10 @@ class Published:
         given = self.settings.get(said)
         if self.config.horizon or given is None:
             return self.config.horizon or default
-        if type(given) is not int or given < 1:
+        if type(given) is not int or not 1 <= given <= MOST_ACTIONS:
             raise ConfigError(
                 f"{self.config.path} has {said}: {given!r} in its config.json, expected a whole "
-                "number above 0; nearest: model.horizon in its place",
+                f"number from 1 to {MOST_ACTIONS}; nearest: model.horizon in its place",
                 key="path",
             )
         return given

@@ -174,7 +174,7 @@ CASES: dict[str, tuple[Any, str]] = {
                 {"chunk_size": chunk, "vision_heads": 4}))},
             rf"^model\.path: .* has chunk_size: {chunk!r} in its config.json, expected a whole",
         )
-        for chunk in (0, -1, "8")
+        for chunk in (0, -1, "8", 1_000_000_000)
     },
     "a long instruction": (
         lambda d: {**TINY, "state_in_prompt": False, "max_prompt_tokens": 2},

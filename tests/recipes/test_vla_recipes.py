@@ -52,6 +52,7 @@ def test_published_runs_are_accepted_with_their_values(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").touch()
     given = [f"model.path={tmp_path}"]
     given += [f"model.tokenizer={tmp_path}"] if "gr00t" in name else []
     _, _, config = read_config(f"vla/{name}", given)
@@ -76,6 +77,7 @@ def test_the_published_run_of_nft_is_accepted_with_its_values(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").touch()
     name, given = "vla/libero_object_nft_pi0", f"model.path={tmp_path}"
     _, _, config = read_config(name, [given])
     assert isinstance(config, EmbodiedConfig)
@@ -103,6 +105,7 @@ def test_a_published_set_is_imitated(
 
     write_lerobot(recorded(), tmp_path / "set", fps=20, pictures="image")
     (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "model.safetensors.index.json").touch()
     given = [f"data.path={tmp_path}/set", f"model.statistics={tmp_path}/set/meta/stats.json",
              f"model.path={tmp_path}", f"model.tokenizer={tmp_path}",
              "data.held_out=1",

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from safetensors import SafetensorError, safe_open
 
 from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weights
 from rlinf.config.component import illegal
@@ -37,6 +38,23 @@ _METHODS: Mapping[str, Method | None] = {
     "QUANTILES": "quantiles",
     "IDENTITY": None,
 }
+
+
+def _require_published(path: Path) -> None:
+    """Refuse a directory without weights, or whose one file of them is damaged; shards are looked
+    at when they are read."""
+    file = path.expanduser() / "model.safetensors"
+    if file.is_file():
+        try:
+            with safe_open(file, "numpy"):
+                return
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"{file} holds no weights: {error}", key="path") from error
+    if not file.with_name(f"{file.name}.index.json").is_file():
+        held = f"neither {file.name} nor {file.name}.index.json"
+        if pickled := sorted(each.name for each in file.parent.glob("*.bin")):
+            held += f"; {pickled[0]} would run code as it is read: save it as safetensors"
+        raise ConfigError(f"{path} holds no published weights: {held}", key="path")
 
 
 def normalisation(settings: Mapping[str, Any], path: Path) -> dict[str, Method | None]:
@@ -245,6 +263,8 @@ class PublishedConfig(ModelConfig):
             found = f"{self.path} {found}"
             if not directory.exists():
                 found = f"there is no directory {sought(self.path)}"
+            elif (directory / "adapter_config.json").is_file():
+                found += ": it is a LoRA adapter, which is to be merged into its model first"
             raise ConfigError(
                 f"{found}; nearest: the directory of a published model, or `weights` "
                 "for the policy.safetensors of a run",
@@ -252,6 +272,7 @@ class PublishedConfig(ModelConfig):
             )
         if self.path is not None:
             require_type_of_directory(self.path, self)
+            _require_published(self.path)
         if self.weights is not None:
             require_weights(self.weights, key="weights", model=self.type)
         if self.statistics is not None and not self.statistics.expanduser().is_file():

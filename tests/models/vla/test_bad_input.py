@@ -394,3 +394,20 @@ def test_no_rows_have_no_actions(kind: str) -> None:
     for drawn in (noise, None):
         assert policy.sample(seen, drawn).actions.shape == (0, 4, 7)
     assert policy.value(seen).shape == (0, 1)
+
+
+def test_a_directory_without_whole_weights_is_refused_before_they_are_read(tmp_path: Path) -> None:
+    config = REGISTRY.load("pi0")(path=tmp_path)
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no config\.json: it is a LoRA adapter"):
+        config.check()
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "pytorch_model.bin").touch()
+    with pytest.raises(ConfigError, match=r"no published weights: neither .*; pytorch_model\.bin"):
+        config.check()
+    whole = (PARITY / "pi0" / "model.safetensors").read_bytes()
+    (tmp_path / "model.safetensors").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ConfigError, match=r"model\.safetensors holds no weights: .*incomplete"):
+        config.check()
+    (tmp_path / "model.safetensors").write_bytes(whole)
+    config.check()

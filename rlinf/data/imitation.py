@@ -277,13 +277,15 @@ class SetOptions(StrictModel):
     # -- LeRobot sets ---------------------------------------------------------------------------
 
     def _check_features(self, found: LeRobotSet) -> None:
-        """Refuse names that the set does not have."""
+        """Refuse names that the set does not have, and cameras whose files are not there."""
         with _of_key("actions"):
             found.vector_parts(self.actions)
         for key, names in self.observations.items():
             for name in (names,) if isinstance(names, str) else names:
                 with _of_key(f"observations.{key}"):
-                    found.feature(name)
+                    feature = found.feature(name)
+                if feature.dtype == "video":
+                    found.require_videos(name)
 
     def _columns(self, found: LeRobotSet, spec: EnvSpec) -> dict[str, Column]:
         shown = spec.observation_shapes

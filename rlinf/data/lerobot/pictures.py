@@ -94,6 +94,13 @@ class VideoPictures(_Pictures):
         for path, seconds in last.items():
             _Video(path, self._fps).frame(seconds)
 
+    def require_files(self) -> None:
+        """Refuse a file that is missing or empty; none is opened, as there may be thousands."""
+        for path in dict.fromkeys(path for _, path, _ in self._episodes):
+            if not (path.is_file() and path.stat().st_size):
+                found = "is empty" if path.is_file() else "is missing"
+                raise ConfigError(f"{path} {found}; copy it again")
+
     def _in_order(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         for row in rows.tolist():
             first, path, begin = self._episodes[bisect_right(self._firsts, row) - 1]

@@ -284,6 +284,11 @@ class LeRobotSet:
                 )
         return self.tasks, numbers
 
+    def require_videos(self, name: str) -> None:
+        """Refuse, without looking into any, videos of a camera that are missing or empty."""
+        if isinstance(pictures := self.pictures(name), VideoPictures):
+            pictures.require_files()
+
     def check_videos(self, names: Sequence[str]) -> None:
         """Refuse videos that are missing, broken, or shorter than their episodes."""
         for name in names:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.data.imitation import SetOptions
+from rlinf.data.imitation import DemonstrationsConfig, SetOptions
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.data.lerobot.set_check import check_lerobot_set
 from rlinf.data.lerobot.writer import write_lerobot
@@ -174,6 +174,24 @@ def test_damage_is_said_in_one_line(change: str, told: str, written: Path, tmp_p
     with pytest.raises(ConfigError, match=told) as caught:
         read()
     assert "\n" not in str(caught.value)
+
+
+def test_a_camera_without_its_files_is_refused_before_anything_starts(
+    written: Path, tmp_path: Path
+) -> None:
+    section = {"path": tmp_path / "set", "observations": {"main_images": MAIN}}
+    video = damaged(written, tmp_path / "set", "none").directory.joinpath(
+        f"videos/{MAIN}/chunk-000/file-000.mp4"
+    )
+    config = DemonstrationsConfig.model_validate(section)
+    config.check()
+    video.write_bytes(b"")
+    with pytest.raises(ConfigError, match=r"file-000\.mp4 is empty; copy it again") as caught:
+        config.check()
+    assert caught.value.key == "path"
+    video.unlink()
+    with pytest.raises(ConfigError, match=r"file-000\.mp4 is missing; copy it again"):
+        config.check()
 
 
 def change_column(path: Path, name: str, change: Any) -> None:

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.errors import RunFailure
+
 TAG = "$"
 """A JSON object that has this key is not a dict of the tree but a value that JSON cannot say."""
 
@@ -38,11 +40,15 @@ class EncodedTree:
         return self.copies | {name: torch.from_numpy(a) for name, a in self.arrays.items()}
 
 
+class UnstorableError(RunFailure, TypeError):
+    """The state of a component, of the user's own perhaps, holds what no checkpoint can."""
+
+
 def encode(tree: Any) -> EncodedTree:
     """Return a snapshot of ``tree`` that later changes of its tensors do not reach.
 
     Raises:
-        TypeError: A value that cannot be stored, or a tree that contains itself, and where.
+        UnstorableError: A value that cannot be stored, or a tree that contains itself, and where.
     """
     encoder = _Encoder()
     structure = encoder.encode(tree, ())
@@ -121,14 +127,14 @@ class _Encoder:
 
     def _encode_container(self, value: Any, path: tuple[str, ...]) -> Any:
         if len(path) > _MAX_DEPTH:
-            raise TypeError(
+            raise UnstorableError(
                 f"state at {_pointer(path[:5])}/…: nested deeper than {_MAX_DEPTH} levels; "
                 "does it contain itself?"
             )
         if isinstance(value, Mapping):
             for key in value:
                 if type(key) is not str:
-                    raise TypeError(
+                    raise UnstorableError(
                         f"state at {_pointer(path)}: the key {key!r} is a "
                         f"{type(key).__qualname__}; keys must be text, for example {str(key)!r}"
                     )
@@ -137,7 +143,7 @@ class _Encoder:
         if type(value) in (list, tuple):
             items_ = [self.encode(item, (*path, str(i))) for i, item in enumerate(value)]
             return items_ if type(value) is list else {TAG: "tuple", "value": items_}
-        raise TypeError(
+        raise UnstorableError(
             f"state at {_pointer(path)}: a {type(value).__qualname__} cannot be stored. A "
             "checkpoint holds dicts, lists and tuples of tensors, arrays, numbers, text, bytes "
             "and None, so that loading it runs no code"
@@ -146,7 +152,7 @@ class _Encoder:
     def _encode_tensor(self, value: Tensor, path: tuple[str, ...]) -> Any:
         dense = value.layout is torch.strided and not value.is_meta and not value.is_quantized
         if not dense or value.dtype in _UNKNOWN_TO_SAFETENSORS:
-            raise TypeError(
+            raise UnstorableError(
                 f"state at {_pointer(path)}: this tensor cannot be stored ({value.dtype}, "
                 f"{value.layout}, {value.device}); only dense ones with data can"
             )
@@ -156,7 +162,7 @@ class _Encoder:
 
     def _encode_array(self, value: np.ndarray | np.generic, path: tuple[str, ...]) -> Any:
         if value.dtype.kind not in "biufc" or value.dtype.itemsize > 8:
-            raise TypeError(
+            raise UnstorableError(
                 f"state at {_pointer(path)}: an array of dtype {value.dtype} cannot be stored, "
                 "only booleans and numbers of up to 64 bits"
             )

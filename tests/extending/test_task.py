@@ -166,6 +166,12 @@ def test_a_task_without_its_config_is_refused(
             r"metrics\(\) returns None",
         ),
         ("Bandit", "arguments", lambda _, step: None, "has NoneType for arguments of its stages"),
+        (
+            "Learner",
+            "state",
+            lambda _: {"own": print},
+            "/learner/own: a builtin_function_or_",
+        ),
         ("Bandit", "arguments", lambda _, step: {"player": {"number": 1}}, r"pull\(number=…\): "),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.config.nearest import did_you_mean
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, RunFailure
 from rlinf.flow.executor import (
     Arguments,
     Executor,
@@ -362,7 +362,11 @@ class WeightHandover:
             try:
                 received = self._receive()
                 sent.wait()
-                return int(received.wait()[0])
+                version = received.wait()[0]
+                if not hasattr(version, "__index__"):
+                    kind = type(version).__name__
+                    raise RunFailure(f"receive_weights() returns {kind}, and no version, an int")
+                return int(version)
             finally:
                 taken.set()
 

@@ -155,6 +155,11 @@ def test_a_task_without_its_config_is_refused(
     assert "Bandit has no `config_class`" in capsys.readouterr().err
 
 
+def receives_nothing(player: Any) -> None:
+    """Takes the weights, and forgets to say which version they are."""
+    player._preferences, _ = player.recv("learner", 0)
+
+
 @pytest.mark.parametrize(
     ("owner", "name", "value", "told"),
     [
@@ -165,6 +170,7 @@ def test_a_task_without_its_config_is_refused(
             lambda _, report, *, step, seconds: None,
             r"metrics\(\) returns None",
         ),
+        ("Player", "receive_weights", receives_nothing, r"receive_weights\(\) returns NoneType"),
         ("Bandit", "arguments", lambda _, step: None, "has NoneType for arguments of its stages"),
         (
             "Learner",

@@ -77,6 +77,9 @@ def plan(
 
     task, loaded, config = read_config(recipe, overrides or [])
     require_training(task, recipe)
+    if config.cluster.slow_links() is not None and not memory:
+        why = "slows links, of which nothing is known where plans are compared"
+        raise ConfigError(f"{why}; drop it: ~cluster.net_emulation", key="cluster.net_emulation")
     alone = not (measure or profile or cluster or steps or lengths or timeline or save)
     _check_together(measure=measure, profile=profile, memory=memory, alone=alone, limit=limit)
     given = None if profile is None else _read_profile(profile)

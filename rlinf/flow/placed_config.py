@@ -380,13 +380,15 @@ class PlacedConfig(StrictModel):
         emulated = self.cluster.net_emulation
         if emulated is None or not emulated.enabled:
             return
+        if self.auto_plan is not None:
+            why = "slows links, of which nothing is known where plans are compared"
+            raise illegal(_NETWORK, why, hint="leave it out, or cluster.plan: auto")
         for worker in sorted(emulated.workers()):
             name, _, rank = worker.partition(":")
             if name not in self.components:
                 why, hint = f"names {worker}", did_you_mean(name, self.components)
                 raise illegal(_NETWORK, f"{why}, which is no component of this task", hint=hint)
-            # Another plan may have more processes, one on each device at the most.
-            most = self.devices if self.auto_plan is not None else self.world_size(name)
+            most = self.world_size(name)
             if int(rank) >= most:
                 why = f"names {worker}, and {name} has {most} process{'es' * (most > 1)}"
                 raise illegal(_NETWORK, why, hint=f"nearest: {name}:{most - 1}")

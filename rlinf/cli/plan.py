@@ -73,13 +73,14 @@ def plan(
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
+    from rlinf.flow.placed_config import NOT_PLANNED
     from rlinf.planner.cluster_shape import parse_cluster_shape
 
     task, loaded, config = read_config(recipe, overrides or [])
     require_training(task, recipe)
     if config.cluster.slow_links() is not None and not memory:
-        why = "slows links, of which nothing is known where plans are compared"
-        raise ConfigError(f"{why}; drop it: ~cluster.net_emulation", key="cluster.net_emulation")
+        told = f"{NOT_PLANNED}; drop it: ~cluster.net_emulation"
+        raise ConfigError(told, key="cluster.net_emulation")
     alone = not (measure or profile or cluster or steps or lengths or timeline or save)
     _check_together(measure=measure, profile=profile, memory=memory, alone=alone, limit=limit)
     given = None if profile is None else _read_profile(profile)

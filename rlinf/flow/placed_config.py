@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 
 _PLACEMENT = "cluster.component_placement"
 _NETWORK = "cluster.net_emulation"
+NOT_PLANNED = "slows links, of which nothing is known where plans are compared"
+"""Why no plan is looked for over an imagined network."""
 _LINES = 4
 """Lines shown of what is wrong in a file that should be a plan."""
 
@@ -381,8 +383,7 @@ class PlacedConfig(StrictModel):
         if emulated is None or not emulated.enabled:
             return
         if self.auto_plan is not None:
-            why = "slows links, of which nothing is known where plans are compared"
-            raise illegal(_NETWORK, why, hint="leave it out, or cluster.plan: auto")
+            raise illegal(_NETWORK, NOT_PLANNED, hint="leave it out, or cluster.plan: auto")
         for worker in sorted(emulated.workers()):
             name, _, rank = worker.partition(":")
             if name not in self.components:

@@ -146,9 +146,9 @@ class SlowLinks:
     """What of a network is slow.
 
     Attributes:
-        delays: By sender and receiver, ``group:rank``; other links are not slow.
-        bandwidths: Bytes per second that each group of workers shares, for all that they send over
-            slow links and again for all that they receive.
+        delays: By the places of sender and receiver (:func:`place_of`); other links are not slow.
+        bandwidths: Places that share a link, and its bytes per second: for all that they send over
+            slow links, and again for all that they receive.
     """
 
     delays: Mapping[tuple[str, str], Delay]

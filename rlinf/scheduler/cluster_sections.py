@@ -155,6 +155,10 @@ class EmulatedBandwidth(StrictModel):
     """Bandwidth in megabits per second: of all that they send over slow links together, and again
     of all that they receive."""
 
+    def places(self) -> list[str]:
+        """Each of them once, without the suffix ``Group``."""
+        return sorted(set(map(place_of, self.members)))
+
 
 class NetEmulationConfig(StrictModel):
     """Delays and bandwidths of an imagined network between workers.
@@ -185,7 +189,7 @@ class NetEmulationConfig(StrictModel):
                     f"cluster.net_emulation.crossdc_pairs gives the link from {src} to {dst} two "
                     "delays. Keep one."
                 )
-        members = [place_of(name) for group in self.bandwidth_groups for name in set(group.members)]
+        members = [place for group in self.bandwidth_groups for place in group.places()]
         twice = sorted({name for name in members if members.count(name) > 1})
         if twice:
             raise ClusterConfigValueError(
@@ -197,13 +201,13 @@ class NetEmulationConfig(StrictModel):
     def workers(self) -> set[str]:
         """Every worker that is named, ``group:rank``, without the suffix ``Group``."""
         pairs = {name for src, dst, _ in self._pairs() for name in (src, dst)}
-        return pairs | {place_of(name) for each in self.bandwidth_groups for name in each.members}
+        return pairs.union(*(each.places() for each in self.bandwidth_groups))
 
     def slow_links(self) -> SlowLinks:
         """The links in seconds and bytes."""
         delays = {(src, dst): delay for src, dst, delay in self._pairs()}
         back = {(dst, src): delay for (src, dst), delay in delays.items()}
-        shared = [(each.members, each.bandwidth_mbps * 1e6 / 8) for each in self.bandwidth_groups]
+        shared = [(each.places(), each.bandwidth_mbps * 1e6 / 8) for each in self.bandwidth_groups]
         return SlowLinks(back | delays if self.symmetric else delays, shared)
 
     def _pairs(self) -> Iterator[tuple[str, str, Delay]]:

@@ -47,13 +47,10 @@ class NetworkService:
     """The book of the links; ``endpoint`` answers for it."""
 
     def __init__(self, endpoint: Endpoint, slow: SlowLinks) -> None:
-        self._delays = {
-            (place_of(source), place_of(destination)): delay
-            for (source, destination), delay in slow.delays.items()
-        }
+        self._delays = slow.delays
         self._links: dict[str, _SharedLink] = {}
         for members, bandwidth in slow.bandwidths:
-            self._links |= dict.fromkeys(map(place_of, members), _SharedLink(1 / bandwidth))
+            self._links |= dict.fromkeys(members, _SharedLink(1 / bandwidth))
         self._latest: dict[tuple[str, str], float] = {}
         self._random = Random(0)
         self._unseen = {_group(name) for pair in self._delays for name in pair}
@@ -79,15 +76,15 @@ class NetworkService:
         uplink = self._links.get(sender) or _SharedLink(0.0)
         first = max(now, uplink.sends_until)
         last = first + nbytes * uplink.seconds_per_byte
-        arrived, charged = now, set[int]()
+        arrived, charged = now, list[_SharedLink]()
         for name, link in links:
             if link is None:
                 continue
             delay = link.draw(self._random)
             uplink.sends_until = last
             downlink = self._links.get(name) or _SharedLink(0.0)
-            if id(downlink) not in charged:
-                charged.add(id(downlink))
+            if not any(downlink is each for each in charged):
+                charged.append(downlink)
                 begun = max(first + delay, downlink.receives_until)
                 taken_in = begun + nbytes * downlink.seconds_per_byte
                 downlink.receives_until = max(last + delay, taken_in)

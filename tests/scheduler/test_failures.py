@@ -543,20 +543,37 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])
 def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(seconds, ends):
-    calls, failed, wait = FailedCalls(), Future(), object()
+    calls, wait = a_failed_call(), object()
+    rows = [
+        Row("driver", "waiting for an item", 3.0),
+        Row("begun:0", "waiting for the driver's answer to registry.register", seconds),
+    ]
+    calls.check("driver", wait, lambda: rows, still_seconds=1.0)  # in which it is first seen
+    with pytest.raises(WorkerCallError) if ends else nullcontext():
+        calls.check("driver", wait, lambda: rows, still_seconds=1.0)
+
+
+def test_a_wait_whose_call_ends_while_it_is_looked_at_is_not_in_vain():
+    calls, wait, resting, asked = a_failed_call(), object(), Future(), []
+    calls.watch("driver", "resting:0", resting, bool, bool)
+
+    def rows():  # which an async method leaves idle
+        asked.append(True)
+        if len(asked) == 2:
+            resting.set_result(None)
+        return [Row("driver", "waiting for rest", 3.0), Row("resting:0", "idle", 3.0)]
+
+    for _ in range(3):
+        calls.check("driver", wait, rows, still_seconds=1.0)
+    assert resting.done()
+
+
+def a_failed_call() -> FailedCalls:
+    calls, failed = FailedCalls(), Future()
     failed.set_result("nothing")
 
     def take(result):
         raise WorkerCallError(result, "asker:0")
 
-    def look():
-        calls.check("driver", wait, lambda: rows, still_seconds=1.0)
-
-    rows = [
-        Row("driver", "waiting for an item", 3.0),
-        Row("begun:0", "waiting for the driver's answer to registry.register", seconds),
-    ]
     calls.watch("driver", "asker:0", failed, lambda result: True, take)
-    look()  # in which it is first seen
-    with pytest.raises(WorkerCallError) if ends else nullcontext():
-        look()
+    return calls

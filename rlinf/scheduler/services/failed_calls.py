@@ -28,6 +28,8 @@ class _Call:
     told: bool = False
     seen_in: object = None
     """The wait in which its failure was first seen."""
+    stood_in: object = None
+    """The wait at whose last look nothing went on any more."""
     heard: bool = False
     """Whether who waited for all ranks of a group has heard of the failure of another one."""
 
@@ -106,8 +108,9 @@ class FailedCalls:
     ) -> None:
         """Raise a failed call of a caller that waits, if the wait cannot end.
 
-        That is so when no worker computes: all wait, or have nothing to do. The first time that a
-        failure is seen it is only logged; one behind which a wait has ended is in nobody's way.
+        That is so when no worker computes: all wait, or have nothing to do. Two looks in a row must
+        find it so, as what is waited for may be on its way at one. The first time that a failure
+        is seen it is only logged; one behind which a wait has ended is in nobody's way.
 
         Args:
             caller: Who waits.
@@ -118,21 +121,24 @@ class FailedCalls:
         """
         own = [call for call in self._all() if call.caller == caller]
         failed = [call for call in own if call.failed]
-        known = [call for call in failed if call.seen_in is wait and not call.heard]
+        # Before the workers are asked: one whose call ends in between has not stood still.
+        called = {call.worker for call in own if not call.future.done()}
         for call in failed:
             call.seen_in = call.seen_in or wait
             _tell(call)
             if call.heard:
                 self.forget(call.future)
+        known = [call for call in failed if call.seen_in is wait and not call.heard]
         if not known:
             return
-        doing = rows()
-        called = {call.worker for call in own if not call.future.done()}
-        if not _stands_still(doing, called, still_seconds):
+        first, doing = known[0], rows()
+        stood = first.stood_in is wait
+        first.stood_in = wait if _stands_still(doing, called, still_seconds) else None
+        if not stood or first.stood_in is None:
             return
-        self.forget(known[0].future)
+        self.forget(first.future)
         try:
-            known[0].reraise()
+            first.reraise()
         except Exception as error:
             error.add_note(f"Since then {caller} waits in vain. {render(doing)}")
             raise

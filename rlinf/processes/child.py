@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import json
 import logging
 import os
@@ -18,7 +17,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -62,6 +60,9 @@ sys.modules["rlinf"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["rlinf"])
 importlib.import_module(module).main(*map(int, sys.argv[4:]))
 """
+# A process of its own, which is there where a call that hangs lets no thread of the child run, and
+# where the child was killed first, as Ray does with the children of a worker that ends.
+_GUARD = ("sh", "-c", "read line; kill -KILL 0", "rlinf: ends its group with the parent")
 
 
 class ProcessLostError(Exception):
@@ -287,17 +288,22 @@ class SupervisedProcess:
 def serve(
     lifeline: int, commands: int, answer: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> None:
-    """Answer the messages of the parent until it says ``close`` or goes away.
+    """Answer the messages of the parent until it says ``close``; it ends when the parent does, and
+    with it all of its group.
 
     Args:
         lifeline: Reading end of a pipe that nobody writes to and whose closing is the parent's end.
         commands: Descriptor of the socket to the parent.
         answer: From a message, with its ``operation``, to the content of its answer.
     """
-    _watch_parent(lifeline)
+    faulthandler.enable()
+    faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints stacks when the parent asks
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # what is printed is logged, and in its order
     lost = contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError)
+    guard = subprocess.Popen(_GUARD, stdin=lifeline, stdout=subprocess.DEVNULL)
+    os.close(lifeline)
     with socket.socket(fileno=commands) as connection, lost:
         messages = Messages(connection)
         while True:
@@ -310,26 +316,9 @@ def serve(
                 reply = {**reply, "pid": os.getpid()}
             send(connection, reply)
             if message["operation"] == CLOSE:
-                return
-
-
-def _watch_parent(lifeline: int) -> None:
-    """End this process and its group when the parent ends; print stacks when it asks."""
-    faulthandler.enable()
-    faulthandler.register(signal.SIGUSR1, all_threads=True)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with contextlib.suppress(OSError, AttributeError):
-        # The kernel itself kills the group, also where a call that hangs lets no thread run.
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        flags = fcntl.fcntl(lifeline, fcntl.F_GETFL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, flags | os.O_ASYNC)
-
-    def end_with_parent() -> None:
-        os.read(lifeline, 1)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=end_with_parent, daemon=True).start()
+                guard.kill()
+                break
+    guard.wait()
 
 
 def _described(error: Exception) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """A child for the tests: does what it is told."""
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def main(lifeline, commands, memory=-1):
         if operation == "print":
             for number in range(message["lines"]):
                 print(number, "x" * message["width"])
+        if operation == "start a process":
+            return {"started": subprocess.Popen(["sleep", "600"]).pid}
         if operation == "sleep":
             time.sleep(message["seconds"])
         if operation == "count":

@@ -1,6 +1,9 @@
 """A child that answers messages, and what becomes of one that does not."""
 
 import os
+import subprocess
+import sys
+import textwrap
 import time
 
 import numpy as np
@@ -121,6 +124,37 @@ def test_one_that_gets_on_may_take_longer_than_the_deadline(start):
         assert block["count"][0] == 40
     finally:
         os.close(memory)
+
+
+PARENT = f"""
+    import json, sys
+    from rlinf.processes.child import SupervisedProcess
+
+    process = SupervisedProcess({CHILD!r}, {{}})
+    process.receive(30.0)
+    started = process.ask("start a process", seconds=10.0)["started"]
+    if sys.argv[1] == "that hangs":
+        process.send("sleep", seconds=600.0)
+    print(process.pid, started, flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("child", ["that waits", "that hangs", "that was killed first"])
+def test_what_it_has_started_ends_with_the_parent(child):
+    command = [sys.executable, "-c", textwrap.dedent(PARENT), child]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        both = [psutil.Process(pid) for pid in pids]
+        if child == "that was killed first":
+            both[0].kill()
+            while both[0].status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.01)
+        parent.kill()
+    assert len(both) == 2
+    _, alive = psutil.wait_procs(both, timeout=10.0)
+    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
 
 
 def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_user():

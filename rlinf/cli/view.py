@@ -136,7 +136,8 @@ def _trace(
 
 
 def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | None:
-    """What the plan should take by the profile of the run; None where nothing was measured yet."""
+    """What the plan should take by the profile of the run; None where nothing is known of that."""
+    from rlinf.flow.placed_config import NOT_PLANNED
     from rlinf.planner.cluster_shape import as_measured, cluster_of
     from rlinf.planner.measure import PROFILE_FILE
     from rlinf.planner.profile import Profile
@@ -146,6 +147,8 @@ def _simulation(run: Path, flow: Flow, plan: Plan, config: Any) -> Simulation | 
     if not path.is_file():
         return None
     try:
+        if config.cluster.slow_links() is not None:
+            raise ConfigError(NOT_PLANNED, key="cluster.net_emulation")
         return simulate(
             flow,
             plan,

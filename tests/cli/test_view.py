@@ -189,6 +189,18 @@ def test_a_run_is_predicted_from_its_first_steps(
     assert list(report.predicted.steps) == [1, 2, 3]
 
 
+def test_a_run_over_a_slow_network_is_not_predicted_as_if_there_were_none(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    links = "{enabled: true, crossdc_pairs: [{src: 'env:0', dst: 'rollout:0', delay_ms: 20}]}"
+    slow = ("\ncluster:\n", f"\ncluster:\n  net_emulation: {links}\n")
+    other = copied(run, tmp_path, ("\n  net_emulation: null", ""), slow)
+    write_profile(other)
+    assert run_report(other).predicted is None
+    told = "note: nothing is predicted: cluster.net_emulation: slows links"
+    assert told in " ".join(capsys.readouterr().err.split())
+
+
 def test_what_a_run_does_ahead_is_predicted_to_overlap(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

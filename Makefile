@@ -12,10 +12,13 @@ export OMP_NUM_THREADS ?= 1
 TEST_PROCESSES ?= 3
 PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
-.PHONY: quickstart test test-slow coverage check style lock clean
+.PHONY: quickstart vllm test test-slow coverage check style lock clean
 
 quickstart: $(VENV)/.run  ## Install, then train the quickstart recipe to its level
 	$(BIN)/rlinf train quickstart
+
+vllm: $(VENV)/.dev  ## Beside the rest: vLLM for the CPU, without what a CPU build of torch cannot load
+	$(BIN)/uv pip install --quiet --python $(BIN)/python --override overrides.in -e '.[vllm]'
 
 # Types are checked beside the tests, which leave a core idle where they wait for a process.
 test: style  ## Install, then check types, style and layers and run the tests

@@ -110,7 +110,7 @@ class ACTPolicy(VisuomotorPolicy):
         self, observations: Mapping[str, Tensor], latent: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Tokens [B, L, D] of the observations and their positions."""
-        pictures = self._pixels(self._seen(observations))
+        pictures = self._pixels(self.pictures_of(observations))
         return self.network.encode(pictures, self._states(observations), latent)
 
     def _features(self, memory: Tensor) -> Tensor:

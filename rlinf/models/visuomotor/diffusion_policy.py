@@ -95,7 +95,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         self._shown = env_spec.observation_steps
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         states = ["states"] if self._reads_states else []
-        self._read_keys = [*dict.fromkeys(view[0] for view in self.views if view), *states]
+        self._read_keys = [*dict.fromkeys(key for key, _ in self.views), *states]
         said: Mapping[str, Any] = {} if self._published is None else self._published.settings
         self.prediction: Prediction = said.get("prediction_type", config.prediction)
         self.clip: float | None = None
@@ -202,7 +202,9 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
 
     def _features(self, step: Mapping[str, Tensor], corner: Tensor | None) -> Tensor:
         """Of one step [B, condition / history]."""
-        return self.network.features(self._pixels(self._seen(step)), self._states(step), corner)
+        return self.network.features(
+            self._pixels(self.pictures_of(step)), self._states(step), corner
+        )
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:
         """[B] int64 of 0 to T − 1, ever smaller."""

@@ -89,14 +89,13 @@ class VisuomotorPolicy(ChunkPolicy):
                 f"{self._config.use_states} and the environment's have {self.state_dim} dimensions",
                 key="use_states",
             )
-        views = [view for view in self.views if view is not None]
-        if len(published.pictures) != len(views):
+        if len(published.pictures) != len(self.views):
             raise ConfigError(
                 f"{published.path} sees {len(published.pictures)} pictures "
-                f"({', '.join(published.pictures)}), the recipe gives {len(views)}",
+                f"({', '.join(published.pictures)}), the recipe gives {len(self.views)}",
                 key="cameras",
             )
-        for (key, _), (feature, size) in zip(views, published.pictures.items(), strict=True):
+        for (key, _), (feature, size) in zip(self.views, published.pictures.items(), strict=True):
             shown = tuple(env_spec.observation_shapes[key][-3:-1])
             if shown != tuple(size):
                 raise ConfigError(
@@ -135,10 +134,6 @@ class VisuomotorPolicy(ChunkPolicy):
             name = features[number].replace(".", "_") if features else ""
             found.append(_colours_of(known.get(name, _IMAGENET), method))
         return found
-
-    def _seen(self, observations: Mapping[str, Tensor]) -> list[Tensor]:
-        """uint8 [B, H, W, 3] of each view."""
-        return [view for view in self.pictures_of(observations) if view is not None]
 
     def _pixels(self, pictures: Sequence[Tensor]) -> list[Tensor]:
         """Pictures [B, H, W, 3] of each view from 0 to 255 as [B, 3, H, W], normalised."""

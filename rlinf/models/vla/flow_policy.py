@@ -136,16 +136,11 @@ class FlowPolicy(DenoisingPolicy):
     # -- passes of the network ----------------------------------------------------------------
 
     def _read(self, observations: Mapping[str, Tensor]) -> tuple[Prefix, Tensor]:
-        """Pictures and text of observations, once for all denoising steps, and padded states.
-
-        A view that is left out takes no part, which is the same as one that is masked: positions
-        count only what is there.
-        """
+        """Pictures and text of observations, once for all denoising steps, and padded states."""
         states = self._states(observations)
         tokens, mask = self._tokens(observations, states)
         states = self._padded_states(states)
-        views = [view for view in self.pictures_of(observations) if view is not None]
-        pixels = [self._pixels(view) for view in views]
+        pixels = [self._pixels(view) for view in self.pictures_of(observations)]
         return self._prefix(pixels, tokens, mask, states), states
 
     def _time(self, step: int | Tensor, like: Tensor) -> Tensor:

@@ -65,8 +65,8 @@ class VLAPolicy(Policy):
         self.words_anew = INSTRUCTION_KEY in env_spec.observation_shapes
         """Whether observations hold instructions, which go before those by task id."""
         self.views = _views(config, env_spec)
-        """Views of the model in their order: observation key and, of several pictures, which one;
-        None for a view that is left out."""
+        """Views that the model is shown, in their order: observation key and, of several pictures,
+        which one. One that is left out takes no part, which is the same as one that is masked."""
         self.state_dim = (env_spec.observation_shapes.get("states") or (0,))[0]
         """D; 0 where the environment gives none."""
         self.value_head: ValueHead | None = None
@@ -108,21 +108,16 @@ class VLAPolicy(Policy):
 
     def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
         """Pictures of its views, what is to be done, and states where the model reads them."""
-        read = {TASK_IDS, INSTRUCTION_KEY, *(view[0] for view in self.views if view)}
+        read = {TASK_IDS, INSTRUCTION_KEY, *(key for key, _ in self.views)}
         read.update(("states",) if self._acts_on_states else ())
         return tuple(name for name in observations if present(name) in read)
 
-    def pictures_of(self, observations: Mapping[str, Tensor]) -> list[Tensor | None]:
-        """uint8 [B, H, W, 3] of each view; None for one that is left out."""
-        found: list[Tensor | None] = []
-        for view in self.views:
-            if view is None:
-                found.append(None)
-                continue
-            key, number = view
-            pictures = observations[key]
-            found.append(pictures if number is None else pictures[:, number])
-        return found
+    def pictures_of(self, observations: Mapping[str, Tensor]) -> list[Tensor]:
+        """uint8 [B, H, W, 3] of each view."""
+        return [
+            observations[key] if number is None else observations[key][:, number]
+            for key, number in self.views
+        ]
 
     def in_box(self, actions: Tensor) -> Tensor:
         """Actions [B, C, A] clipped to the box of the environment, float32."""
@@ -171,17 +166,15 @@ class ValueHead(nn.Module):
         return features
 
 
-def _views(config: PublishedConfig, env_spec: EnvSpec) -> list[tuple[str, int | None] | None]:
+def _views(config: PublishedConfig, env_spec: EnvSpec) -> list[tuple[str, int | None]]:
     pictures = {
         key: shape
         for key, shape in env_spec.observation_shapes.items()
         if env_spec.observation_dtypes[key] == "uint8" and len(shape) in (3, 4)
     }
-    found: list[tuple[str, int | None] | None] = []
-    for key in config.cameras:
-        if key is None:
-            found.append(None)
-        elif key not in pictures:
+    found: list[tuple[str, int | None]] = []
+    for key in (each for each in config.cameras if each is not None):
+        if key not in pictures:
             shown = ", ".join(sorted(pictures)) or "no pictures"
             hint = did_you_mean(key, list(pictures)) if pictures else "let it render"
             raise ConfigError(
@@ -196,7 +189,7 @@ def _views(config: PublishedConfig, env_spec: EnvSpec) -> list[tuple[str, int | 
             found.extend((key, number) for number in range(pictures[key][0]))
         else:
             found.append((key, None))
-    if not any(found):
+    if not found:
         raise ConfigError("all views are left out; name one", key="model.cameras")
     return found
 

@@ -111,7 +111,7 @@ def acted(policy: Any) -> torch.Tensor:
     """Most likely actions on random observations."""
     generator = torch.Generator().manual_seed(2)
     rows = {"states": torch.randn(2, policy.state_dim, generator=generator)}
-    for key, _ in (view for view in policy.views if view is not None):
+    for key, _ in policy.views:
         rows[key] = torch.randint(0, 256, (2, *SIZES[key]), generator=generator).byte()
     noise = draw_noise(policy.noise, (2,), generator)
     with torch.no_grad():

@@ -64,18 +64,13 @@ class GR00TPolicy(FlowPolicy):
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
         self._crop = config.crop
         size = self.network.size
-        self.prompts.show([size.patches] * self._shown, picture=size.picture_token)
-
-    @property
-    def _shown(self) -> int:
-        """How many pictures it sees."""
-        return sum(view is not None for view in self.views)
+        self.prompts.show([size.patches] * len(self.views), picture=size.picture_token)
 
     def _prompts(self, config: FlowConfig) -> PicturePrompts:
         path = config.tokenizer or config.path
         return PicturePrompts(
             encode=tiny_encode if path is None else eagle_encode(path),
-            **self.prompts_of(lambda text: prompt(text, self._shown)),
+            **self.prompts_of(lambda text: prompt(text, len(self.views))),
             limit=config.max_prompt_tokens,
         )
 

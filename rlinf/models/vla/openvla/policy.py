@@ -53,7 +53,6 @@ class _OpenVLA(TokenPolicy):
         self, config: OpenVLAConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        self.views = [view for view in self.views if view is not None]
         extras = self._extras(config)
         published = None if config.path is None else read_published(config.path)
         architecture = TINY if published is None else published.architecture
@@ -93,8 +92,7 @@ class _OpenVLA(TokenPolicy):
         self, inputs: Mapping[str, Tensor], *, behind: tuple[int, ...] = ()
     ) -> tuple[Tensor, Tensor]:
         """Embeddings and mask of the prompt of each row."""
-        pictures = [each for each in self.pictures_of(inputs) if each is not None]
-        pixels = side_by_side([self.pixels(each) for each in pictures])
+        pixels = side_by_side([self.pixels(each) for each in self.pictures_of(inputs)])
         ids, mask = self.instructions(inputs)
         return self.network.prompt(pixels, ids, mask, states=self._states(inputs), behind=behind)
 

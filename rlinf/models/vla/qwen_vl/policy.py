@@ -38,13 +38,11 @@ class QwenVLPolicy(OneByOne):
         self, config: QwenVLConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
     ) -> None:
         super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
-        views = [view for view in self.views if view is not None]
-        self.views = [*views]
         if config.path is None:
             parts = tiny_parts(config, seed=seed)
         else:
             parts = published_parts(config, config.path)
-        shapes = [env_spec.observation_shapes[key] for key, _ in views]
+        shapes = [env_spec.observation_shapes[key] for key, _ in self.views]
         sizes = [
             parts.settings.squares(shape[-3], shape[-2], config.max_image_tokens)
             for shape in shapes
@@ -75,8 +73,8 @@ class QwenVLPolicy(OneByOne):
         return attended_layers(self.network.model)
 
     def _embedded(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-        shown = [each for each in self.pictures_of(inputs) if each is not None]
-        parts = [cut(each) for cut, each in zip(self.patches, shown, strict=True)]
+        shown = zip(self.patches, self.pictures_of(inputs), strict=True)
+        parts = [cut(each) for cut, each in shown]
         pixels = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
         return self.network.prompt(pixels, *self.instructions(inputs))
 

@@ -139,16 +139,14 @@ class WallOSSPolicy(FlowPolicy):
 
     def _picture_shapes(self, env_spec: EnvSpec) -> list[tuple[int, ...]]:
         """Of each view that is shown: height, width, 3."""
-        keys = [view[0] for view in self.views if view is not None]
-        return [tuple(env_spec.observation_shapes[key])[-3:] for key in keys]
+        return [tuple(env_spec.observation_shapes[key])[-3:] for key, _ in self.views]
 
     def _view_names(self, config: WallOSSConfig) -> list[str]:
-        shown = [view for view in self.views if view is not None]
-        names = list(config.view_names or (VIEWS.get(key, "move view") for key, _ in shown))
-        if len(names) != len(shown):
+        shown = len(self.views)
+        names = list(config.view_names or (VIEWS.get(key, "move view") for key, _ in self.views))
+        if len(names) != shown:
             raise ConfigError(
-                f"names {len(names)} views, the model is shown {len(shown)}; nearest: one name "
-                "for each",
+                f"names {len(names)} views, the model is shown {shown}; nearest: one name for each",
                 key="model.view_names",
             )
         return names

@@ -19,7 +19,7 @@ from torch.nn import functional
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.models.language import BUILDING
 from rlinf.models.vla.action_tokens import logits_of_rows
-from rlinf.models.vla.openvla.vision_transformer import VisionSize, VisionTransformer
+from rlinf.models.vla.openvla.vision_transformer import Perceptron, VisionSize, VisionTransformer
 
 TOWERS = ("featurizer", "fused_featurizer")
 """Names of the vision transformers."""
@@ -89,36 +89,6 @@ class VisionBackbone(nn.Module):
         return torch.cat([getattr(self, name)(each, language) for name, each in views], dim=-1)
 
 
-class Projector(nn.Module):
-    """Features of patches to the width of the language model."""
-
-    def __init__(self, vision: int, language: int, *, fused: bool) -> None:
-        super().__init__()
-        widths = (vision, 4 * vision, language, language) if fused else (vision, language, language)
-        self.layers = [f"fc{i}" for i in range(1, len(widths))]
-        for i, name in enumerate(self.layers):
-            self.add_module(name, nn.Linear(widths[i], widths[i + 1]))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, patches, vision] to [B, patches, language]."""
-        for name in self.layers[:-1]:
-            x = functional.gelu(getattr(self, name)(x))
-        return cast(Tensor, getattr(self, self.layers[-1])(x))
-
-
-class ProprioProjector(nn.Module):
-    """A state [B, D] as one more token [B, width]."""
-
-    def __init__(self, dim: int, width: int) -> None:
-        super().__init__()
-        self.fc1 = nn.Linear(dim, width)
-        self.fc2 = nn.Linear(width, width)
-
-    def forward(self, states: Tensor) -> Tensor:
-        """[B, D] to [B, width]."""
-        return cast(Tensor, self.fc2(functional.gelu(self.fc1(states))))
-
-
 class _ResidualBlock(nn.Module):
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -175,11 +145,11 @@ class OpenVLANetwork(nn.Module):
         self.vision_backbone = VisionBackbone(
             architecture.towers, architecture.image_size, width if extras.film else None
         )
-        self.projector = Projector(
-            self.vision_backbone.width, width, fused=len(architecture.towers) > 1
-        )
+        vision = self.vision_backbone.width
+        fused = (4 * vision,) if len(architecture.towers) > 1 else ()
+        self.projector = Perceptron(vision, *fused, width, width)
         self.proprio_projector = (
-            ProprioProjector(extras.proprioception, width) if extras.proprioception else None
+            Perceptron(extras.proprioception, width, width) if extras.proprioception else None
         )
         self.action_head = (
             None if extras.action_head is None else ActionHead(width, extras.action_head)

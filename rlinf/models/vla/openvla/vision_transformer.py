@@ -7,6 +7,7 @@ CUDA break the import of torchvision and, with it, of the models of transformers
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import cast
 
 import torch
@@ -101,7 +102,7 @@ class VisionBlock(nn.Module):
         self.attn = FusedAttention(size.width, size.heads)
         self.ls1 = LayerScale(size.width) if size.layer_scale else nn.Identity()
         self.norm2 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.mlp = VisionPerceptron(size.width, size.mlp)
+        self.mlp = Perceptron(size.width, size.mlp, size.width)
         self.ls2 = LayerScale(size.width) if size.layer_scale else nn.Identity()
 
     def forward(self, x: Tensor, film: tuple[Tensor, Tensor] | None = None) -> Tensor:
@@ -129,17 +130,20 @@ class FusedAttention(nn.Module):
         return cast(Tensor, self.proj(found.transpose(1, 2).flatten(2)))
 
 
-class VisionPerceptron(nn.Module):
-    """Two linear layers, GELU between them."""
+class Perceptron(nn.Module):
+    """Linear layers ``fc1``, ``fc2`` … from each width to the next, GELU between them."""
 
-    def __init__(self, width: int, inner: int) -> None:
+    def __init__(self, *widths: int) -> None:
         super().__init__()
-        self.fc1 = nn.Linear(width, inner)
-        self.fc2 = nn.Linear(inner, width)
+        self.layers = [f"fc{number}" for number in range(1, len(widths))]
+        for name, pair in zip(self.layers, pairwise(widths), strict=True):
+            self.add_module(name, nn.Linear(*pair))
 
     def forward(self, x: Tensor) -> Tensor:
-        """[..., width]."""
-        return cast(Tensor, self.fc2(functional.gelu(self.fc1(x))))
+        """[..., first width] to [..., last width]."""
+        for name in self.layers[:-1]:
+            x = functional.gelu(getattr(self, name)(x))
+        return cast(Tensor, getattr(self, self.layers[-1])(x))
 
 
 class LayerScale(nn.Module):

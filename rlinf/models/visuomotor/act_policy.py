@@ -25,7 +25,7 @@ from rlinf.models.policy import (
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
 from rlinf.models.visuomotor.config import ACTConfig, VisuomotorConfig
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, layers_of, stages_of
+from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.vla.loading import NameLayout, Translated
 from rlinf.models.vla.statistics_files import BUFFERS
@@ -76,9 +76,9 @@ class ACTPolicy(VisuomotorPolicy):
                 width=head[1],
                 mlp=found.shape(mlp)[0],
                 heads=published.setting("n_heads", (8, *divisors)),
-                encoder_layers=layers_of(found, "encoder.layers"),
-                decoder_layers=layers_of(found, "decoder.layers"),
-                latent_layers=layers_of(found, "vae_encoder.layers"),
+                encoder_layers=found.count("encoder.layers"),
+                decoder_layers=found.count("decoder.layers"),
+                latent_layers=found.count("vae_encoder.layers"),
                 latent=found.shape("encoder_latent_input_proj.weight")[1],
                 horizon=found.shape("decoder_pos_embed.weight")[0],
                 action_dim=head[0],

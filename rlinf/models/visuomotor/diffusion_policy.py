@@ -25,7 +25,7 @@ from rlinf.models.visuomotor.noise_schedule import (
     posterior,
 )
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, layers_of, stages_of
+from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.visuomotor.unet import DiffusionNetwork, DiffusionSize
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
@@ -135,7 +135,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
         encoder = "rgb_encoder.0."
         blocks, channels = stages_of(found, f"{encoder}backbone.")
         kind = "frozen" if f"{encoder}backbone.bn1.running_mean" in found.names else "group"
-        levels = layers_of(found, "unet.down_modules")
+        levels = found.count("unet.down_modules")
         first = "unet.down_modules.0.0."
         down = tuple(
             found.shape(f"unet.down_modules.{level}.0.conv1.block.0.weight")[0]
@@ -147,7 +147,7 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
             DiffusionSize(
                 backbone=ResNetSize(blocks, channels, kind),  # type: ignore[arg-type]
                 views=len(sizes),
-                encoders=layers_of(found, "rgb_encoder"),
+                encoders=found.count("rgb_encoder"),
                 picture=tuple(cropped or resized or sizes[0]),
                 resized=None if resized is None else tuple(resized),
                 cropped=cropped is not None,

@@ -90,12 +90,9 @@ def stages_of(found: Translated, part: str) -> tuple[tuple[int, ...], tuple[int,
     blocks: list[int] = []
     channels: list[int] = []
     while f"{part}layer{len(blocks) + 1}.0.conv2.weight" in found.names:
-        stage = f"{part}layer{len(blocks) + 1}."
-        numbers = {
-            name.removeprefix(stage).split(".")[0] for name in found.names if name.startswith(stage)
-        }
-        blocks.append(len(numbers))
-        channels.append(found.shape(f"{stage}0.conv2.weight")[0])
+        stage = f"{part}layer{len(blocks) + 1}"
+        blocks.append(found.count(stage))
+        channels.append(found.shape(f"{stage}.0.conv2.weight")[0])
     if not blocks or f"{part}layer1.0.conv3.weight" in found.names:
         raise ConfigError(
             "the directory has no ResNet of basic blocks; nearest: a model with vision_backbone "
@@ -103,10 +100,3 @@ def stages_of(found: Translated, part: str) -> tuple[tuple[int, ...], tuple[int,
             key="path",
         )
     return tuple(blocks), tuple(channels)
-
-
-def layers_of(found: Translated, part: str) -> int:
-    """How many numbered parts ``part.N`` there are among weights."""
-    begin = f"{part}."
-    names = (name for name in found.names if name.startswith(begin))
-    return len({name.removeprefix(begin).split(".")[0] for name in names})

@@ -207,6 +207,12 @@ class Translated:
         _, count = self.places.get(name, (0, 1))
         return (whole[0] // count, *whole[1:]) if count > 1 else whole
 
+    def count(self, part: str) -> int:
+        """How many numbered parts ``part.N`` the graph has."""
+        start = f"{part}."
+        names = (name.removeprefix(start) for name in self.names if name.startswith(start))
+        return len({name.partition(".")[0] for name in names})
+
 
 def translate(weights: Weights, layouts: Sequence[NameLayout]) -> Translated:
     """Find the layout that knows most names of a file, and use it.

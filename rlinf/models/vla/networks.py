@@ -44,16 +44,10 @@ class Published:
             )
         return self.found.shape(name)
 
-    def layers(self, part: str) -> int:
-        """How many layers a part has."""
-        start = f"{part}.layers."
-        names = (name.removeprefix(start) for name in self.found.names if name.startswith(start))
-        return len({name.partition(".")[0] for name in names})
-
     def transformer(self, part: str, inner: str) -> TransformerSize:
         """Size of a part, whose layers have the perceptron ``inner``."""
         mlp, width = self.shape(f"{part}.layers.0.{inner}.weight")
-        return TransformerSize(width, self.layers(part), mlp)
+        return TransformerSize(width, self.found.count(f"{part}.layers"), mlp)
 
     def vision_heads(self, vision: TransformerSize) -> int:
         """Heads of the vision tower, which weights do not tell: those of SigLIP of its width."""

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +17,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
+from rlinf.checkpoint.files import new_directory
 from rlinf.config.nearest import nearest_names
 from rlinf.conformance import CheckResult, outcome, require
 from rlinf.data.lerobot.layout import is_lerobot, regular_file
@@ -152,9 +151,7 @@ class Demonstrations:
         """Write the set to a directory; FileExistsError where there is something."""
         if directory.exists():
             raise FileExistsError(f"{directory} exists")
-        unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
-        unfinished.mkdir(parents=True)
-        try:
+        with new_directory(directory) as unfinished:
             arrays = {_OBSERVATION + key: array for key, array in self.observations.items()}
             arrays |= {"actions": self.actions, "rewards": self.rewards}
             frames = save({key: np.ascontiguousarray(array) for key, array in arrays.items()})
@@ -166,9 +163,6 @@ class Demonstrations:
                 "episodes": [asdict(episode) for episode in self.episodes],
             }
             (unfinished / _INFO).write_text(json.dumps(info, indent=1) + "\n")
-            os.replace(unfinished, directory)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
 
     @staticmethod
     def load(directory: Path) -> Demonstrations:

@@ -134,9 +134,19 @@ def _untrained() -> Any:
     Programs that take the class of a tokenizer from the type of its model rebuild these steps; a
     tokenizer with other ones would encode differently there.
     """
-    from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+    from tokenizers import decoders, models
 
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer = divided_as_qwen(models.BPE(unk_token=UNKNOWN))
+    tokenizer.decoder = decoders.ByteLevel()
+    return tokenizer
+
+
+def divided_as_qwen(model: Any) -> Any:
+    """A ``tokenizers.Tokenizer`` of a model of bytes, before which texts are composed (NFC) and
+    divided as Qwen's are."""
+    from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(model)
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -144,7 +154,6 @@ def _untrained() -> Any:
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from rlinf.checkpoint.files import new_directory
 from rlinf.checkpoint.manifest import record_file
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.lerobot.layout import (
@@ -69,12 +68,8 @@ def write_lerobot(
     if directory.exists():
         raise FileExistsError(f"{directory} exists")
     parquet()
-    unfinished = directory.with_name(f".{directory.name}.{os.getpid()}")
-    try:
+    with new_directory(directory) as unfinished:
         _Writer(found, unfinished, fps, pictures).write()
-        os.replace(unfinished, directory)
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 class _Writer:

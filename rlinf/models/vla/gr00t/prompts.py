@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rlinf.data.tokenizer import divided_as_qwen
 from rlinf.errors import ConfigError
 from rlinf.models.vla.instructions import Encode, encoding, read_tokenizer, require_tokens
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
@@ -13,11 +14,6 @@ from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 PICTURE = "<IMG_CONTEXT>"
 TINY_PICTURE = TINY_VOCABULARY  # of presets, one more than words have
 _FILES = ("vocab.json", "merges.txt", "added_tokens.json")
-_PIECES = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
-    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-"""What the tokenizer of Qwen splits a text into, before it joins bytes."""
 
 
 def prompt(text: str, pictures: int) -> str:
@@ -48,21 +44,16 @@ def eagle_tokenizer(path: Path) -> Any:
     there = path.is_dir() and all((path / name).is_file() for name in _FILES)
     if not there or (path / "tokenizer.json").is_file():
         return read_tokenizer(path)
-    from tokenizers import AddedToken, Regex, Tokenizer, normalizers
+    from tokenizers import AddedToken
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
     vocabulary, merges, added = (path / name for name in _FILES)
     try:
-        tokenizer = Tokenizer(BPE.from_file(str(vocabulary), str(merges)))
+        tokenizer = divided_as_qwen(BPE.from_file(str(vocabulary), str(merges)))
         more: dict[str, int] = json.loads(added.read_text())
     except Exception as error:  # tokenizers raises nothing narrower
         why = " ".join(str(error).split())[:200]
         raise ConfigError(f"{path} holds no tokenizer: {why}", key="model.tokenizer") from error
-    tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = Sequence(
-        [Split(Regex(_PIECES), "isolated"), ByteLevel(add_prefix_space=False, use_regex=False)]
-    )
     in_order = sorted(more, key=lambda name: more[name])
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in in_order])
     wrong = [name for name in in_order if tokenizer.token_to_id(name) != more[name]]

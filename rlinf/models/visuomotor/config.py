@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.models.config import LOG_STD_RANGE
 from rlinf.models.vla.config import PublishedConfig
-
-if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import Method
 
 
 class VisuomotorConfig(PublishedConfig):
@@ -25,11 +22,6 @@ class VisuomotorConfig(PublishedConfig):
     executed; null: the least that it can give. Of a published one `path` says it."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them; a published model must as it did."""
-
-    @property
-    def normalised_by(self) -> Method:
-        """By which statistics a model of random weights has its states and actions."""
-        return "mean_std"
 
     @model_validator(mode="after")
     def _check_horizon(self) -> Self:
@@ -49,6 +41,7 @@ class ACTConfig(VisuomotorConfig):
 
     implementation = "rlinf.models.visuomotor.act_policy:ACTPolicy"
     published_as = ("act",)
+    usually_normalised_by = "mean_std"
     type: Literal["act"] = "act"
     """Which policy this section configures."""
     kl_weight: float = Field(default=10.0, ge=0)
@@ -64,6 +57,7 @@ class DiffusionConfig(VisuomotorConfig):
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
     reads_earlier = True
+    usually_normalised_by = "min_max"
     of_exploration = ("min_std", "random_steps")
     only_with: ClassVar = {
         "min_std": "method: ddpm",
@@ -88,11 +82,6 @@ class DiffusionConfig(VisuomotorConfig):
     repeat_observation: bool = False
     """Accept a published model of more successive observations than the environment shows
     (`env.train.observation_steps`), and let the present one stand for those before it."""
-
-    @property
-    def normalised_by(self) -> Method:
-        """See the base class."""
-        return "min_max"
 
     @property
     def all_random(self) -> bool:

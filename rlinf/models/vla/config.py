@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -82,6 +81,9 @@ class PublishedConfig(ModelConfig):
     half_precision = True
     only_imitates = True
     of_values = ("value_head", "detach_values")
+    usually_normalised_by: ClassVar[Method]
+    """Which statistics scale states and actions, where a directory does not say otherwise; not of
+    sections with a key `normalization`, which says it."""
     only_with: ClassVar = {"statistics_key": "statistics | path"}
 
     path: Path | None = None
@@ -153,9 +155,10 @@ class PublishedConfig(ModelConfig):
             super().check_starting_weights(path, value_dim=value_dim, seed=seed)
 
     @property
-    @abstractmethod
     def normalised_by(self) -> Method:
-        """Which statistics scale states and actions, where a directory does not say otherwise."""
+        """As the section says, or what is usual."""
+        method: Method = getattr(self, "normalization", None) or self.usually_normalised_by
+        return method
 
     @property
     def units(self) -> dict[Kind, Method | None]:
@@ -336,16 +339,12 @@ class TokenConfig(VLAConfig):
     freeze_vision: bool = False
     """Leave the part that reads pictures as it is."""
 
-    @property
-    def normalised_by(self) -> Method:
-        """As the section says."""
-        return self.normalization
-
 
 class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
     denoises = True
+    usually_normalised_by: ClassVar[Method] = "mean_std"
     of_exploration = ("noise_level", "noise_bounds", "random_steps")
     only_with: ClassVar = {
         "noise_level": "method: flow_sde | flow_cps",
@@ -375,11 +374,6 @@ class FlowConfig(VLAConfig):
     """Leave vision and language model as they are."""
     max_prompt_tokens: int = Field(default=48, ge=1)
     """Tokens that an instruction may have."""
-
-    @property
-    def normalised_by(self) -> Method:
-        """Mean and deviation."""
-        return "mean_std"
 
     @property
     def all_random(self) -> bool:

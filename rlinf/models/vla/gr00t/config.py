@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,9 +10,6 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
-
-if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import Method
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -76,11 +73,6 @@ class GR00TConfig(FlowConfig):
         """Number of the embodiment's matrices."""
         known = self.embodiment_id
         return EMBODIMENTS[self.embodiment] if known is None else known
-
-    @property
-    def normalised_by(self) -> Method:
-        """As the section says."""
-        return self.normalization
 
     @property
     def statistics_choice(self) -> dict[str, Any]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
-
-if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import Method
 
 
 class PI0Config(FlowConfig):
@@ -32,6 +29,7 @@ class PI05Config(FlowConfig):
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
     also_called = ("pi0", "dexbotic_pi0")
+    usually_normalised_by = "quantiles"
     only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
@@ -42,8 +40,3 @@ class PI05Config(FlowConfig):
     read. Published models differ: the one of LIBERO does not read it."""
     max_prompt_tokens: int = Field(default=200, ge=1)
     """Tokens that an instruction with its state may have."""
-
-    @property
-    def normalised_by(self) -> Method:
-        """Published models have quantiles."""
-        return "quantiles"

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
-
-if TYPE_CHECKING:
-    from rlinf.models.vla.statistics import Method
 
 VIEWS = {
     "main_images": "front view",
@@ -37,8 +34,3 @@ class WallOSSConfig(FlowConfig):
     """Widths of the hidden layers of the value head, which begins afresh."""
     max_prompt_tokens: int = Field(default=160, ge=1)
     """Tokens that a prompt may have beside those of pictures."""
-
-    @property
-    def normalised_by(self) -> Method:
-        """As the section says."""
-        return self.normalization

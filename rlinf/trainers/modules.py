@@ -239,10 +239,13 @@ class KeptWeights:
     Attributes:
         weights: They.
         buffers: They; none: the buffers of the policy hold.
+        keeps: Whether there are copies.
     """
 
     weights: Source
     buffers: list[Tensor]
+    keeps: bool = True
+    _dtype: torch.dtype | None = None  # that whole weights are given in; None: their own
 
     def __init__(self, modules: TrainedModules) -> None:
         self._modules = modules
@@ -271,14 +274,11 @@ class KeptWeights:
         return dict(zip(self._held.buffers(), self.buffers, strict=False))
 
     def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
-        """Whole weights by name, and buffers, where ``keep``."""
+        """Whole weights by name, and buffers, where ``keep``; None without copies."""
+        if not self.keeps:
+            return None
         whole = self._held.gather(self.weights, keep=keep, dtype=self._dtype)
         return {"weights": whole, "buffers": self._named_buffers()}
-
-    @property
-    def _dtype(self) -> torch.dtype | None:
-        """That whole weights are given in; None: their own."""
-        return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, given whole on every rank."""
@@ -287,7 +287,9 @@ class KeptWeights:
         _copy(self.buffers, list(state["buffers"].values()))
 
     def parts(self) -> dict[str, Any]:
-        """The same, as this rank keeps it."""
+        """The same, as this rank keeps it; empty without copies."""
+        if not self.keeps:
+            return {}
         held = self._held
         weights = {name: held.part(name, self.weights) for name in held.named}
         return {"weights": weights, "buffers": self._named_buffers()}
@@ -295,7 +297,7 @@ class KeptWeights:
     def load_parts(self, parts: Mapping[str, Any]) -> None:
         """Continue from :meth:`parts`, into whose memory was read."""
         held = self._held
-        for name in held.named:
+        for name in held.named if self.keeps else ():
             # On an accelerator they may be copies of what lies on the host.
             held.fill(name, self.weights, held.whole(parts["weights"][name]))
 
@@ -332,8 +334,8 @@ class Reference(KeptWeights):
         super().__init__(modules)
         # What is trained beside an adapter is not switched off with it.
         self.keeps = path is not None or not all(map(is_adapter, self._held.named))
-        self.weights: Source = []
-        self.buffers: list[Tensor] = []
+        self._dtype = self._held.dtype
+        self.weights, self.buffers = [], []
         if self.keeps:
             self.weights = [tensor.to("cpu", copy=True) for tensor in self._held.used()]
             self.buffers = [tensor.to("cpu", copy=True) for tensor in self._held.buffers().values()]
@@ -375,23 +377,6 @@ class Reference(KeptWeights):
         self._modules.need_loaded()
         with without_adapter(self._held.module):
             yield
-
-    @property
-    def _dtype(self) -> torch.dtype | None:
-        return self._held.dtype
-
-    def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
-        """See :meth:`KeptWeights.state_dict`; None where no copy is kept."""
-        return super().state_dict(keep=keep) if self.keeps else None
-
-    def parts(self) -> dict[str, Any]:
-        """See :meth:`KeptWeights.parts`; empty where no copy is kept."""
-        return super().parts() if self.keeps else {}
-
-    def load_parts(self, parts: Mapping[str, Any]) -> None:
-        """See :meth:`KeptWeights.load_parts`."""
-        if self.keeps:
-            super().load_parts(parts)
 
 
 def _copy(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:

@@ -239,6 +239,15 @@ def check_folder(folder: Path) -> None:
         )
 
 
+def png(values: np.ndarray) -> bytes:
+    """A picture [H, W, 3] uint8 as a file holds it, without loss."""
+    from PIL import Image
+
+    file = io.BytesIO()
+    Image.fromarray(values).save(file, "PNG")
+    return file.getvalue()
+
+
 def _decoded(data: bytes) -> Any:
     """The picture in red, green and blue; ValueError where it is none, or broken."""
     from PIL import Image, UnidentifiedImageError

@@ -3,7 +3,6 @@ prompts that begin with one."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.data.pictures import VISION_TOKENS, Picture, PictureReader, Pictures, write_settings
+from rlinf.data.pictures import (
+    VISION_TOKENS,
+    Picture,
+    PictureReader,
+    Pictures,
+    png,
+    write_settings,
+)
 from rlinf.models.language_config import ArchitectureConfig, VisionConfig
 from rlinf.models.vision_language import created
 
@@ -78,7 +84,7 @@ class Sight:
         if seed is not None:
             drawn = np.random.default_rng((seed, rows))
         shape = (rows * _SQUARE, columns * _SQUARE, 3)
-        data = _written(drawn.integers(0, 256, shape, dtype=np.uint8))
+        data = np.frombuffer(png(drawn.integers(0, 256, shape, dtype=np.uint8)), np.uint8)
         picture = Picture(data=data, first=1, rows=rows, columns=columns)
         squares = [self._place] * picture.tokens
         return np.array([self._begin, *squares, self._end, *text], np.int64), (picture,)
@@ -97,12 +103,3 @@ class Sight:
             "pixel_values": torch.from_numpy(pixels),
             "image_grid_thw": torch.from_numpy(grids),
         }
-
-
-def _written(values: np.ndarray) -> np.ndarray:
-    """[bytes] uint8, a picture [H, W, 3] as a file holds it, without loss."""
-    from PIL import Image
-
-    file = io.BytesIO()
-    Image.fromarray(values).save(file, format="PNG")
-    return np.frombuffer(file.getvalue(), np.uint8)

@@ -36,6 +36,7 @@ from rlinf.data.lerobot.layout import (
     features_of,
     parquet,
 )
+from rlinf.data.pictures import png
 from rlinf.data.vector_statistics import at_once, vector_statistics
 from rlinf.envs.base import INSTRUCTION_KEY
 from rlinf.envs.results import TASK_IDS
@@ -240,7 +241,7 @@ class _Writer:
         if self._kind == "image":
             for name, camera in self._cameras.items():
                 kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-                encoded = [{"bytes": _png(picture), "path": None}
+                encoded = [{"bytes": png(picture), "path": None}
                            for picture in camera(episode.observations)]  # fmt: skip
                 columns[name] = pa.array(encoded, kind)
         last = numbers == length - 1
@@ -328,13 +329,3 @@ class _VideoFile:
 def _camera(key: str, place: int | None, seen: Mapping[str, np.ndarray]) -> np.ndarray:
     """The pictures [n, H, W, 3] of one camera among observations."""
     return seen[key] if place is None else seen[key][:, place]
-
-
-def _png(picture: np.ndarray) -> bytes:
-    import io
-
-    from PIL import Image
-
-    target = io.BytesIO()
-    Image.fromarray(picture).save(target, "PNG")
-    return target.getvalue()

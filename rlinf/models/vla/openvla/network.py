@@ -139,8 +139,7 @@ class OpenVLANetwork(nn.Module):
         super().__init__()
         extras = extras or Extras()
         self._film = extras.film
-        self._transformers = _Transformers.load()
-        self.language_model = self._transformers.llama(architecture.text)
+        self.language_model = _llama(architecture.text)
         width = int(architecture.text["hidden_size"])
         self.vision_backbone = VisionBackbone(
             architecture.towers, architecture.image_size, width if extras.film else None
@@ -160,12 +159,16 @@ class OpenVLANetwork(nn.Module):
 
     def add_constants(self) -> None:
         """Make what no file holds, where the network was built on the meta device."""
+        from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
         model = self.language_model
-        model.model.rotary_emb = self._transformers.rotary(model.config)
+        model.model.rotary_emb = LlamaRotaryEmbedding(model.config)
 
     def new_cache(self) -> Any:
         """For the keys and values of :meth:`causal`."""
-        return self._transformers.cache()
+        from transformers import DynamicCache
+
+        return DynamicCache()
 
     @property
     def width(self) -> int:
@@ -267,34 +270,19 @@ def _positions(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-@dataclass(frozen=True)
-class _Transformers:
-    """Classes of transformers; imported together, as several threads must not import it at once."""
-
-    config: Any
-    model: Any
-    rotary: Any
-    cache: Any
-
-    @classmethod
-    def load(cls) -> _Transformers:
-        try:
-            with BUILDING:
-                from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM
-                from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
-        except ImportError as error:
-            raise MissingPackageError("transformers", "language", "OpenVLA") from error
-        return cls(LlamaConfig, LlamaForCausalLM, LlamaRotaryEmbedding, DynamicCache)
-
-    def llama(self, values: Mapping[str, Any]) -> Any:
-        from huggingface_hub.errors import StrictDataclassError
-
-        try:
-            with BUILDING:
-                return self.model(self.config(**values, attn_implementation="sdpa"))
-        except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
-            raise ConfigError(
-                "config.json: its text_config is none of a Llama: "
-                + " ".join(str(error).split())[:200],
-                key="model.path",
-            ) from error
+def _llama(values: Mapping[str, Any]) -> Any:
+    try:
+        with BUILDING:  # several threads must not import transformers at once
+            from huggingface_hub.errors import StrictDataclassError
+            from transformers import LlamaConfig, LlamaForCausalLM
+    except ImportError as error:
+        raise MissingPackageError("transformers", "language", "OpenVLA") from error
+    try:
+        with BUILDING:
+            return LlamaForCausalLM(LlamaConfig(**values, attn_implementation="sdpa"))
+    except (TypeError, ValueError, KeyError, StrictDataclassError) as error:
+        raise ConfigError(
+            "config.json: its text_config is none of a Llama: "
+            + " ".join(str(error).split())[:200],
+            key="model.path",
+        ) from error

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.models.visuomotor.resnet import ResNet, ResNetSize
+from rlinf.models.vla.pi0.network import BiasedAttention
 
 _BASE = 10_000.0
 Activation = Literal["relu", "gelu"]
@@ -174,30 +175,6 @@ class _Layers(nn.Module):
         return found
 
 
-class _Attention(nn.Module):
-    def __init__(self, size: ACTSize) -> None:
-        super().__init__()
-        self.heads = size.heads
-        self.q_proj = nn.Linear(size.width, size.width)
-        self.k_proj = nn.Linear(size.width, size.width)
-        self.v_proj = nn.Linear(size.width, size.width)
-        self.out_proj = nn.Linear(size.width, size.width)
-
-    def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None = None
-    ) -> Tensor:
-        """[B, L, D] from queries [B or 1, L, D], keys and values [B, M, D] of which ``seen`` [B, M]
-        are looked at."""
-        q, k, v = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.q_proj(queries), self.k_proj(keys), self.v_proj(values))
-        )
-        mask = None if seen is None else seen[:, None, None]
-        found = functional.scaled_dot_product_attention(q.expand(len(k), -1, -1, -1), k, v, mask)
-        out: Tensor = self.out_proj(found.transpose(1, 2).flatten(2))
-        return out
-
-
 class _Layer(nn.Module):
     """Residual parts, each with a norm before it or behind it; without dropout, as a policy draws
     no random numbers."""
@@ -205,7 +182,7 @@ class _Layer(nn.Module):
     def __init__(self, size: ACTSize, norms: int) -> None:
         super().__init__()
         self.before, self.activation = size.before, _ACTIVATIONS[size.activation]
-        self.self_attn = _Attention(size)
+        self.self_attn = BiasedAttention(size.width, size.heads)
         self.linear1 = nn.Linear(size.width, size.mlp)
         self.linear2 = nn.Linear(size.mlp, size.width)
         for number in range(norms):
@@ -245,7 +222,7 @@ class _DecoderLayer(_Layer):
 
     def __init__(self, size: ACTSize) -> None:
         super().__init__(size, 3)
-        self.multihead_attn = _Attention(size)
+        self.multihead_attn = BiasedAttention(size.width, size.heads)
 
     def forward(self, x: Tensor, places: Tensor, memory: Tensor, memory_places: Tensor) -> Tensor:
         """[B or 1, H, D] to [B, H, D], looking at a memory [B, L, D]."""

@@ -60,8 +60,8 @@ class PI0Size:
     state_dim: int = 32
 
 
-class VisionAttention(nn.Module):
-    """Attention of SigLIP, with biases."""
+class BiasedAttention(nn.Module):
+    """Attention with biases, as of SigLIP and of ACT."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,13 +70,17 @@ class VisionAttention(nn.Module):
             nn.Linear(width, width) for _ in range(4)
         )
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, L, W] to [B, L, W]."""
+    def forward(
+        self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None = None
+    ) -> Tensor:
+        """[B, L, W] from queries [B or 1, L, W], keys and values [B, M, W] of which ``seen`` [B, M]
+        are looked at."""
         q, k, v = (
-            layer(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
+            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for each in (self.q_proj(queries), self.k_proj(keys), self.v_proj(values))
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v)
+        mask = None if seen is None else seen[:, None, None]
+        mixed = functional.scaled_dot_product_attention(q.expand(len(k), -1, -1, -1), k, v, mask)
         out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
         return out
 
@@ -87,14 +91,15 @@ class VisionLayer(nn.Module):
     def __init__(self, size: TransformerSize, heads: int) -> None:
         super().__init__()
         self.layer_norm1 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.self_attn = VisionAttention(size.width, heads)
+        self.self_attn = BiasedAttention(size.width, heads)
         self.layer_norm2 = nn.LayerNorm(size.width, eps=_EPSILON)
         self.fc1 = nn.Linear(size.width, size.mlp)
         self.fc2 = nn.Linear(size.mlp, size.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """[B, L, W] to [B, L, W]."""
-        x = x + self.self_attn(self.layer_norm1(x))
+        normed = self.layer_norm1(x)
+        x = x + self.self_attn(normed, normed, normed)
         inner = functional.gelu(self.fc1(self.layer_norm2(x)), approximate="tanh")
         out: Tensor = x + self.fc2(inner)
         return out

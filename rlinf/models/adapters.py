@@ -14,7 +14,7 @@ from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import AdapterConfig, LoraConfig
 from rlinf.models.policy import Policy
 from rlinf.models.policy_weights import merged
-from rlinf.models.vision_language import vision_of
+from rlinf.models.vision_language import last_part, vision_of
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -77,14 +77,15 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     """
     import peft
 
-    seeing = set() if config.vision else set(map(id, _vision_parts(model)))
+    vision = None if config.vision else vision_of(model)
+    seeing = set() if vision is None else set(map(id, vision.modules()))
     layers = {
         name
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and id(part) not in seeing
     }
     beside = _beside_experts(model)
-    names = {_last(name) for name in layers} - beside
+    names = {last_part(name) for name in layers} - beside
     for name in config.target_modules or ():
         if name in names:
             continue
@@ -99,7 +100,7 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     chosen: str | list[str] = "all-linear"
     if config.target_modules or beside:
         head = model.get_output_embeddings()
-        output = {_last(name) for name in layers if model.get_submodule(name) is head}
+        output = {last_part(name) for name in layers if model.get_submodule(name) is head}
         chosen = list(config.target_modules or sorted(names - output))
     return peft.LoraConfig(
         r=config.rank,
@@ -113,15 +114,6 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     )
 
 
-def _vision_parts(model: nn.Module) -> Iterator[nn.Module]:
-    vision = vision_of(model)
-    yield from () if vision is None else vision.modules()
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
-
-
 def _beside_experts(model: nn.Module) -> set[str]:
     """Last names of layers in blocks with experts that no adapter may have; empty without experts.
 
@@ -129,7 +121,7 @@ def _beside_experts(model: nn.Module) -> set[str]:
     those of the experts' matrices in former versions of transformers.
     """
     fused = any(
-        _last(name) == "experts" and any(True for _ in part.parameters(recurse=False))
+        last_part(name) == "experts" and any(True for _ in part.parameters(recurse=False))
         for name, part in model.named_modules()
     )
     return {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"} if fused else set()

@@ -102,7 +102,7 @@ def hidden_states(backbone: Any, input_ids: Tensor, seen: Seen, **options: Any) 
 
 def vision_of(model: Any) -> nn.Module | None:
     """The part of a model of transformers that reads pictures; None: it reads text only."""
-    return next((part for name, part in model.named_modules() if _last(name) == "visual"), None)
+    return next((part for name, part in model.named_modules() if last_part(name) == "visual"), None)
 
 
 def set_text_attention(model: Any, name: str) -> None:
@@ -170,5 +170,6 @@ def created(config: ArchitectureConfig, text: dict[str, Any], vocabulary: Mappin
     )
 
 
-def _last(name: str) -> str:
+def last_part(name: str) -> str:
+    """Of a name with dots in it, behind the last one."""
     return name.rpartition(".")[2]

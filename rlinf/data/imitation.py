@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, Self
@@ -58,9 +59,6 @@ class Earlier:
     def __init__(self, column: Column, firsts: np.ndarray, steps: int) -> None:
         self._column, self._firsts, self._steps = column, firsts, steps
         self.shape = column.shape
-
-    def __len__(self) -> int:
-        return self.shape[0]
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         return self._column[np.maximum(rows - self._steps, self._firsts[rows])]
@@ -439,17 +437,14 @@ def _with_earlier(
     }
 
 
-class _of_key:  # noqa: N801 - used as a function, as contextlib does
+@contextmanager
+def _of_key(key: str) -> Iterator[None]:
     """Let a ConfigError without a key be one of ``key``."""
-
-    def __init__(self, key: str) -> None:
-        self._key = key
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, ConfigError) and not error.key:
-            error.key = self._key
+    try:
+        yield
+    except ConfigError as error:
+        error.key = error.key or key
+        raise
 
 
 def _refuse_not_finite(

@@ -27,9 +27,6 @@ class Stacked:
         self._cameras = cameras
         self.shape = (len(cameras[0]), len(cameras), *cameras[0].shape[1:])
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         return np.stack([camera[rows] for camera in self._cameras], axis=1)
 

@@ -7,7 +7,7 @@ Random denoising steps are Gaussian, and so a chain of them has a log-prob by wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -269,7 +269,3 @@ class DiffusionPolicy(VisuomotorPolicy, DenoisingPolicy):
     def repeated_layers(self) -> list[nn.Module]:
         """Blocks of the ResNets and of the U-Net."""
         return list(self.network.layers())
-
-    def trained_beside_adapters(self) -> Iterator[nn.Parameter]:
-        """The values."""
-        return self.value_parameters()

@@ -36,9 +36,8 @@ class InstructionTable(torch.nn.Module):
         encode: Tokenises one prompt.
         limit: Tokens that a prompt may have.
         beside: Tokens that stand beside each prompt, of the same limit.
-        padding: Token that fills up shorter prompts.
-        side: Where they are filled up; on the left, the first token (BOS) stays in front, as
-            pictures are put behind it: ``BOS, padding…, text``.
+        side: Where shorter prompts are filled up, by token 0; on the left, the first token (BOS)
+            stays in front, as pictures are put behind it: ``BOS, padding…, text``.
         free: From an instruction to its prompt, where observations hold instructions, which no
             table has; rows are then as long as the limit allows, whatever else is in a batch.
 
@@ -59,13 +58,12 @@ class InstructionTable(torch.nn.Module):
         *,
         limit: int,
         beside: int = 0,
-        padding: int,
-        side: Literal["left", "right"],
+        side: Literal["left", "right"] = "right",
         free: Write | None = None,
     ) -> None:
         super().__init__()
         self._encode, self._limit, self._beside = encode, limit, beside
-        self._padding, self._side, self._free = padding, side, free
+        self._side, self._free = side, free
         self._known: dict[bytes, tuple[list[int], list[bool]]] = {}
         if free is not None:  # a row that stands for all
             prompts = [free(_EXAMPLE)]
@@ -132,30 +130,15 @@ class InstructionTable(torch.nn.Module):
     def _filled(self, ids: list[int]) -> tuple[list[int], list[bool]]:
         gap = self._longest - len(ids)
         head = {"left": 1, "right": len(ids)}[self._side]
-        row = [*ids[:head], *[self._padding] * gap, *ids[head:]]
+        row = [*ids[:head], *[0] * gap, *ids[head:]]
         return row, [True] * head + [False] * gap + [True] * (len(ids) - head)
 
 
 class PicturePrompts(InstructionTable):
-    """Prompts in which pictures stand before the instruction, with a token for each patch once the
-    network is known, by :meth:`show`.
-
-    Args:
-        prompts: Of each task, with one picture token for each picture.
-        encode: Tokenises one prompt.
-        limit: Tokens that a prompt may have beside those of pictures.
-        free: See :class:`InstructionTable`.
-
-    Raises:
-        ConfigError: As of other prompts.
-    """
+    """Prompts in which pictures stand before the instruction: each is given with one token, which
+    the limit counts, and has a token for each patch once the network is known, by :meth:`show`."""
 
     _counts: Tensor | None = None
-
-    def __init__(
-        self, prompts: Sequence[str], encode: Encode, *, limit: int, free: Write | None = None
-    ) -> None:
-        super().__init__(prompts, encode, limit=limit, padding=0, side="right", free=free)
 
     def show(self, patches: Sequence[int], *, picture: int) -> None:
         """Let the picture token stand for the patches of each picture; ConfigError where the

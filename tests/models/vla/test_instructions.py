@@ -18,7 +18,7 @@ def _encode(text):
 
 
 def _table(*prompts, limit=9, side="left", encode=_encode):
-    return InstructionTable(prompts, encode, limit=limit, padding=0, side=side)
+    return InstructionTable(prompts, encode, limit=limit, side=side)
 
 
 def test_padding_stands_behind_the_first_token_or_at_the_end():
@@ -65,7 +65,7 @@ def test_instructions_among_observations_are_read_row_by_row(side):
     seen = []
     table = InstructionTable(
         (), lambda text: seen.append(text) or _encode(text),
-        limit=6, padding=0, side=side, free=lambda text: f"do {text}",
+        limit=6, side=side, free=lambda text: f"do {text}",
     )  # fmt: skip
     given = _instructions("open it", "close it now", "open it")
     seen.clear()

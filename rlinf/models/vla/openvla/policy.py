@@ -64,7 +64,6 @@ class _OpenVLA(TokenPolicy):
             encode=_encode(config, self.tokens.first_id),
             **self.prompts_of(_prompt),
             limit=config.max_prompt_tokens,
-            padding=0,
             side="left",
         )
         refuse_unknown(self.instructions, architecture.vocabulary)

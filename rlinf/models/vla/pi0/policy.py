@@ -57,13 +57,7 @@ class PI0Policy(FlowPolicy):
         if self.tells_state:
             heads = self.prompts_of(state_head)
             return StatePrompts(encoder, limit=limit, dim=self.state_dim, **heads)
-        return InstructionTable(
-            encode=encoder[0],
-            limit=limit,
-            padding=0,
-            side="right",
-            **self.prompts_of(plain_prompt),
-        )
+        return InstructionTable(encode=encoder[0], limit=limit, **self.prompts_of(plain_prompt))
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
         if config.path is None:

@@ -97,9 +97,7 @@ class StatePrompts(nn.Module):
                 f"given; legal with it: {told + 1} or more, or state_in_prompt: false",
                 key="model.max_prompt_tokens",
             )
-        self.heads = InstructionTable(
-            prompts, begin, limit=limit, beside=told, padding=0, side="right", free=free
-        )
+        self.heads = InstructionTable(prompts, begin, limit=limit, beside=told, free=free)
         head = prompts[0] if free is None else state_head("open it")
         example = [*begin(head), *pieces[8], *pieces[0], *pieces[201], *more(tail)]
         if begin(f"{head} 7 -1 200{tail}") != example:

@@ -58,7 +58,6 @@ class QwenVLPolicy(OneByOne):
             encode=parts.encode,
             **self.prompts_of(question),
             limit=config.max_prompt_tokens,
-            padding=0,
             side="left",
         )
         refuse_unknown(self.instructions, vocabulary)

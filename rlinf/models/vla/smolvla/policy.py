@@ -81,8 +81,6 @@ class SmolVLAPolicy(FlowPolicy):
             else encoding(read_tokenizer(path), special=True),
             **self.prompts_of(lambda text: text if text.endswith("\n") else f"{text}\n"),
             limit=config.max_prompt_tokens,
-            padding=0,
-            side="right",
         )
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> SmolVLANetwork:

@@ -7,8 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from itertools import count, islice
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -208,33 +208,14 @@ def encode_prompts(
         require_template(tokenizer, config)
     fitted = list(islice(_fitted(raw, tokenizer, config, notes, reader), limit))
     if len(fitted) == limit:
-        notes.counts["beyond_limit"] += len(raw) - fitted[-1].number - 1
+        notes.counts["beyond_limit"] += len(raw) - fitted[-1][0] - 1
     if config.long_prompts == "refuse" and notes.counts["long"]:
         why = (
             f"{notes.counts['long']} prompts are longer than {config.max_prompt_length} tokens, "
             "and long_prompts is refuse"
         )
         raise ConfigError(notes.listed(why, "long"), key="max_prompt_length")
-    prompts = tuple(
-        Prompt(
-            prompt_id=i,
-            text=each.text,
-            tokens=each.tokens,
-            answer=raw[each.number].answer,
-            level=raw[each.number].level,
-            pictures=each.pictures,
-            columns=raw[each.number].columns,
-        )
-        for i, each in enumerate(fitted)
-    )
-    return PromptDataset(prompts, notes.report(len(prompts)))
-
-
-class _Fitted(NamedTuple):
-    number: int
-    text: str
-    tokens: np.ndarray
-    pictures: Pictures
+    return PromptDataset(tuple(each for _, each in fitted), notes.report(len(fitted)))
 
 
 def _fitted(
@@ -243,9 +224,9 @@ def _fitted(
     config: EncodingConfig,
     notes: Notes,
     reader: PictureReader | None,
-) -> Iterator[_Fitted]:
-    """Every prompt that can be kept."""
-    unknown, most = unknown_token(tokenizer), config.max_prompt_length
+) -> Iterator[tuple[int, Prompt]]:
+    """Every prompt that can be kept, with its place in ``raw``."""
+    unknown, most, kept = unknown_token(tokenizer), config.max_prompt_length, count()
     told = config.template_arguments if config.apply_chat_template else None
     for start in range(0, len(raw), BATCH):
         texts: dict[int, str] = {}
@@ -262,7 +243,8 @@ def _fitted(
         special = not config.apply_chat_template
         ids = tokenizer(list(texts.values()), add_special_tokens=special)["input_ids"]
         for (number, text), tokens in zip(texts.items(), ids, strict=True):
-            where = raw[number].where
+            item = raw[number]
+            where = item.where
             if unknown is not None and unknown in tokens:
                 notes.add("broken", where, "has characters that the tokenizer does not know")
                 continue
@@ -279,7 +261,16 @@ def _fitted(
             except UnusableRecordError as error:
                 notes.add("broken", where, error)
                 continue
-            yield _Fitted(number, text, np.array(tokens[:most], np.int64), pictures)
+            found = Prompt(
+                prompt_id=next(kept),
+                text=text,
+                tokens=np.array(tokens[:most], np.int64),
+                answer=item.answer,
+                level=item.level,
+                pictures=pictures,
+                columns=item.columns,
+            )
+            yield number, found
 
 
 def _text(

@@ -10,11 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from matplotlib.figure import Figure
 
 # As `make test` has it, and read when torch is imported: tests run beside each other, and results
 # that are compared by their bits need the same number of threads everywhere.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# Nothing is judged by the clock: a machine may be busy.
+settings.register_profile("tests", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
 _save = Figure.savefig
 # What is imported for the tests stays: to look for garbage among it takes seconds.
 gc.disable()

@@ -37,7 +37,7 @@ def grid_points(grid):
     return [(n, d, fixed + each * n / d, 100 + n // d) for n in items for d in devices]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids)
 def test_measurements_are_reproduced_exactly(grid):
     points = grid_points(grid)
@@ -47,7 +47,7 @@ def test_measurements_are_reproduced_exactly(grid):
         assert (found.seconds, found.peak_bytes, found.extended) == (seconds, memory, ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids, st.integers(1, 8192), st.integers(1, 8192))
 def test_more_items_never_take_less_and_more_devices_never_longer(grid, n, m):
     model = CostModel("x", measured(grid_points(grid)))
@@ -60,7 +60,7 @@ def test_more_items_never_take_less_and_more_devices_never_longer(grid, n, m):
     assert (np.diff(seconds) <= 1e-9 * seconds[1:]).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(grids, st.integers(1, 5000), st.integers(1, 64))
 def test_a_value_between_measurements_lies_between_theirs(grid, n, d):
     items, devices, _, _ = grid

@@ -17,7 +17,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(plain, arrays.arrays(np.float32, arrays.array_shapes(min_dims=0)))
 def test_what_is_read_is_what_was_written(value, array):
     found = decode_tree(encode_tree({"plain": value, "nested": [{"array": array}]}))

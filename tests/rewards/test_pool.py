@@ -141,7 +141,7 @@ def test_threads_take_turns(pool):
         assert results[number] == [number * 100 + index for index in range(20)]
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=15, suppress_health_check=list(HealthCheck))
 @given(
     st.lists(
         st.one_of(

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as numpy_strategies
 
@@ -223,7 +223,6 @@ def equal(a, b):
     return type(a) is type(b) and a == b
 
 
-@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)  # a busy machine is
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=5), st.data())
 def test_merge_undoes_split(parts, data):
     payload = data.draw(

@@ -15,7 +15,7 @@ lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
 
 @given(lengths=lengths_strategy, parts=st.integers(1, 6), equal_count=st.booleans())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_every_number_is_in_one_part(lengths, parts, equal_count):
     divided = balanced_parts(lengths, parts, equal_count=equal_count)
     assert len(divided) == parts
@@ -48,7 +48,7 @@ def test_balance_beats_consecutive_blocks():
     tokens=st.one_of(st.none(), st.integers(20, 150)),
     group_size=st.integers(1, 9),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_plan_is_complete_and_equal_on_all_ranks(
     lengths, ranks, balance, padded, sequences, tokens, group_size
 ):

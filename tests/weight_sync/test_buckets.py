@@ -15,7 +15,7 @@ from rlinf.weight_sync.link import Parties, Place, Request, agreed_dtypes
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8, torch.int64, torch.bool]
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     shapes=st.lists(
         st.tuples(st.lists(st.integers(0, 40), max_size=3), st.sampled_from(DTYPES)), max_size=8

@@ -36,7 +36,7 @@ def random_bits(numel: int, dtype: torch.dtype, generator: np.random.Generator) 
     return torch.from_numpy(raw).view(dtype)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     dtype=st.sampled_from(DTYPES),
     sizes=st.lists(st.sampled_from([0, 1, 7, 300, 200_000]), min_size=1, max_size=3),

@@ -17,7 +17,6 @@ ones are legal only by the :class:`~rlinf.planner.profile.ScalingLaw` of the pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,16 +27,6 @@ from rlinf.errors import ConfigError
 from rlinf.planner.profile import ComponentProfile, Measurement, named_kinds
 
 Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class CostEstimate:
-    """Time of one pass over the items [s], memory of a device, and which measured ranges were left
-    to answer, in words."""
-
-    seconds: float
-    peak_bytes: float
-    extended: tuple[str, ...] = ()
 
 
 class CostModel:
@@ -102,23 +91,21 @@ class CostModel:
         curves = self._curves.get(stages, self._curves.get(1, []))
         return self._over_devices(curves, items, devices, "peak_bytes")
 
-    def estimate(self, items: float, devices: int, stages: int = 1) -> CostEstimate:
-        """Cost of one size.
+    def check_devices(self, devices: int, stages: int = 1) -> None:
+        """Refuse a number of devices that is not legal.
 
         Raises:
-            ConfigError: The number of devices was not measured and no law covers it.
+            ConfigError: It was not measured and no law covers it.
         """
-        seconds = float(self.seconds(items, devices, stages))
-        if not np.isfinite(seconds):
-            if not self.covers(stages):
-                raise self.not_measured([stages])
-            low, high = self.bounds()
-            raise ConfigError(
-                f"'{self.name}' on {devices} devices was not measured and no scaling law covers "
-                f"it; nearest: {min(max(devices, low), high)}"
-            )
-        memory = float(self.peak_bytes(items, devices, stages))
-        return CostEstimate(seconds, memory, self.extensions(items, devices, stages))
+        if np.isfinite(self.seconds(1, devices, stages)):
+            return
+        if not self.covers(stages):
+            raise self.not_measured([stages])
+        low, high = self.bounds()
+        raise ConfigError(
+            f"'{self.name}' on {devices} devices was not measured and no scaling law covers "
+            f"it; nearest: {min(max(devices, low), high)}"
+        )
 
     def extensions(self, items: float, devices: int, stages: int = 1) -> tuple[str, ...]:
         """Which measured ranges an answer for this size leaves, in words."""

@@ -43,8 +43,8 @@ def test_measurements_are_reproduced_exactly(grid):
     points = grid_points(grid)
     model = CostModel("x", measured(points))
     for n, d, seconds, memory in points:
-        found = model.estimate(n, d)
-        assert (found.seconds, found.peak_bytes, found.extended) == (seconds, memory, ())
+        assert (model.seconds(n, d), model.peak_bytes(n, d)) == (seconds, memory)
+        assert model.extensions(n, d) == ()
 
 
 @settings(max_examples=60)
@@ -69,30 +69,29 @@ def test_a_value_between_measurements_lies_between_theirs(grid, n, d):
     d = min(max(d, min(devices)), max(devices))
     below, above = max(i for i in items if i <= n), min(i for i in items if i >= n)
     few, many = max(i for i in devices if i <= d), min(i for i in devices if i >= d)
-    fastest, slowest = model.estimate(below, many).seconds, model.estimate(above, few).seconds
-    assert fastest * (1 - 1e-9) <= model.estimate(n, d).seconds <= slowest * (1 + 1e-9)
+    fastest, slowest = model.seconds(below, many), model.seconds(above, few)
+    assert fastest * (1 - 1e-9) <= model.seconds(n, d) <= slowest * (1 + 1e-9)
 
 
 def test_a_power_law_and_a_fixed_cost_are_both_exact_between_measurements():
     power = CostModel("x", measured([(10, 1, 1.0), (1000, 1, 100.0)]))
-    assert power.estimate(100, 1).seconds == pytest.approx(10.0)
+    assert power.seconds(100, 1) == pytest.approx(10.0)
     fixed = CostModel("x", measured([(10, 1, 2.0), (1000, 1, 2.0)]))
-    assert fixed.estimate(100, 1).seconds == pytest.approx(2.0)
+    assert fixed.seconds(100, 1) == pytest.approx(2.0)
     shared = CostModel("x", measured([(8, 1, 8.0), (8, 4, 2.0)]))
-    assert shared.estimate(8, 2).seconds == pytest.approx(4.0)
+    assert shared.seconds(8, 2) == pytest.approx(4.0)
 
 
 def test_beyond_the_measured_items_the_answer_is_too_much_and_says_so():
     model = CostModel("x", measured([(10, 1, 2.0, 100), (20, 1, 3.0, 150)]))
-    fewer, more = model.estimate(5, 1), model.estimate(40, 1)
-    assert (fewer.seconds, fewer.peak_bytes) == (2.0, 100)
-    assert (more.seconds, more.peak_bytes) == (6.0, 250)
-    assert fewer.extended == ("5 items from 10–20 on 1 device",)
-    assert more.extended == ("40 items from 10–20 on 1 device",)
+    assert (model.seconds(5, 1), model.peak_bytes(5, 1)) == (2.0, 100)
+    assert (model.seconds(40, 1), model.peak_bytes(40, 1)) == (6.0, 250)
+    assert model.extensions(5, 1) == ("5 items from 10–20 on 1 device",)
+    assert model.extensions(40, 1) == ("40 items from 10–20 on 1 device",)
     steeper = CostModel("x", measured([(10, 1, 1.0), (20, 1, 4.0)]))
-    assert steeper.estimate(40, 1).seconds == pytest.approx(16.0)
+    assert steeper.seconds(40, 1) == pytest.approx(16.0)
     single = CostModel("x", measured([(10, 1, 1.0, 100)]))
-    assert single.estimate(30, 1).peak_bytes == 300
+    assert single.peak_bytes(30, 1) == 300
 
 
 def test_devices_beyond_the_measured_ones_need_a_law():
@@ -100,17 +99,17 @@ def test_devices_beyond_the_measured_ones_need_a_law():
     bare = CostModel("x", measured(points))
     assert np.isinf(bare.seconds(64, 16))
     with pytest.raises(ConfigError, match=r"'x' on 16 devices .* no scaling law .* nearest: 8"):
-        bare.estimate(64, 16)
+        bare.check_devices(16)
     law = ScalingLaw(lowest=4, highest=32, factor_per_doubling=1.1, origin="assumed")
     model = CostModel("x", measured(points, scaling=law))
-    found = model.estimate(128, 16)
-    assert found.seconds == pytest.approx(4.0 * 1.1)  # 64 items for 8 of the devices
-    assert found.peak_bytes == 10
-    assert found.extended == ("16 devices by scaling law from 8",)
-    assert model.estimate(64, 4).seconds == pytest.approx(7.0 * 1.1)
+    model.check_devices(16)
+    assert model.seconds(128, 16) == pytest.approx(4.0 * 1.1)  # 64 items for 8 of the devices
+    assert model.peak_bytes(128, 16) == 10
+    assert model.extensions(128, 16) == ("16 devices by scaling law from 8",)
+    assert model.seconds(64, 4) == pytest.approx(7.0 * 1.1)
     assert np.isinf(model.seconds(64, 64))
     with pytest.raises(ConfigError, match="nearest: 32"):
-        model.estimate(64, 64)
+        model.check_devices(64)
 
 
 def test_sub_batches_that_were_not_measured_cost_what_their_items_cost_alone():
@@ -122,20 +121,20 @@ def test_sub_batches_that_were_not_measured_cost_what_their_items_cost_alone():
         )
     )
     model = CostModel("x", several)
-    assert model.estimate(64, 1, 2).seconds == pytest.approx(2 * 2.0)
-    assert model.estimate(64, 1, 4).seconds == 5.5
-    assert model.estimate(64, 1, 2).extended == ("2 pipeline stages from 1",)
+    assert model.seconds(64, 1, 2) == pytest.approx(2 * 2.0)
+    assert model.seconds(64, 1, 4) == 5.5
+    assert model.extensions(64, 1, 2) == ("2 pipeline stages from 1",)
 
 
 def test_one_sub_batch_is_not_told_from_two():
     two = Measurement(items=64, devices=1, pipeline_stages=2, seconds=5.5, peak_bytes=7, origin="")
     model = CostModel("x", ComponentProfile(measurements=(two,)))
-    assert model.estimate(64, 1, 2).seconds == 5.5
+    assert model.seconds(64, 1, 2) == 5.5
     for stages in (1, 4):
         assert np.isinf(model.seconds([32, 64], 1, stages)).all()
         assert np.isinf(model.peak_bytes(64, 1, stages))
         with pytest.raises(ConfigError, match=f"with {stages} pipeline stages; measured with 2"):
-            model.estimate(64, 1, stages)
+            model.check_devices(1, stages)
 
 
 def test_a_plan_needs_the_pipeline_stages_that_were_measured():
@@ -164,7 +163,7 @@ def test_kinds_of_devices_have_their_own_costs():
         for kind, s in (("H100", 1.0), ("A100", 2.0))
     ]
     of_both = ComponentProfile(measurements=tuple(points))
-    assert CostModel("x", of_both, "A100").estimate(8, 1).seconds == 2.0
+    assert CostModel("x", of_both, "A100").seconds(8, 1) == 2.0
     with pytest.raises(ConfigError, match="'x' was not measured on H20; measured on A100, H100"):
         CostModel("x", of_both, "H20")
 
@@ -174,10 +173,10 @@ def test_figures_without_a_kind_count_where_none_names_the_kind_and_say_so():
         return Measurement(items=8, devices=1, seconds=seconds, device_kind=kind, origin="test")
 
     unsaid = CostModel("x", ComponentProfile(measurements=(at("", 3.0),)), "H100")
-    assert (unsaid.estimate(8, 1).seconds, unsaid.assumed) == (3.0, True)
+    assert (unsaid.seconds(8, 1), unsaid.assumed) == (3.0, True)
     both = ComponentProfile(measurements=(at("", 3.0), at("H100", 1.0)))
     named = CostModel("x", both, "H100")
-    assert (named.estimate(8, 1).seconds, named.assumed) == (1.0, False)
+    assert (named.seconds(8, 1), named.assumed) == (1.0, False)
     with pytest.raises(ConfigError, match="'x' was measured on devices without a named kind, H100"):
         CostModel("x", both)
 

@@ -144,11 +144,9 @@ class NodeModel:
         """Measured time of a component per chunk, before its first result [s]; its last pass."""
         plan, problem, items = self._plan.components[name], self._problem, self._hand_over
         kind, stages = problem.kind_of(plan.devices[0]), plan.pipeline_stages
+        problem.cost(name, kind).check_devices(len(plan.devices), stages)
         size = np.array([len(plan.devices)])
         found = problem.seconds(name, kind, size, items=items, stages=stages)
-        if not np.isfinite(found[0]):
-            # Says which sizes are legal.
-            problem.cost(name, kind).estimate(items, len(plan.devices), stages)
         lead = problem.lead(name, kind, size, stages=stages)
         closing = problem.closing(name, kind, size, items=items, stages=stages)
         return float(found[0]), float(lead[0]), float(closing[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.node import NodeInfo
@@ -35,6 +36,7 @@ class WorkerHandle(ABC):
         """End the worker."""
 
 
+@dataclass(eq=False, repr=False)
 class Runtime(ABC):
     """Starts workers and carries their messages.
 
@@ -46,19 +48,11 @@ class Runtime(ABC):
         network_ips: Address of each node where there is more than one.
     """
 
-    def __init__(
-        self,
-        process: Process,
-        nodes: list[NodeInfo],
-        token: str,
-        namespace: str,
-        network_ips: dict[int, str],
-    ) -> None:
-        self.process = process
-        self.nodes = nodes
-        self.token = token
-        self.namespace = namespace
-        self.network_ips = network_ips
+    process: Process
+    nodes: list[NodeInfo]
+    token: str
+    namespace: str
+    network_ips: dict[int, str]
 
     @abstractmethod
     def start(

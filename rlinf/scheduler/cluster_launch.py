@@ -8,7 +8,6 @@ import shlex
 import socket
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import repeat
 from typing import TYPE_CHECKING, Any
 
@@ -40,14 +39,6 @@ if TYPE_CHECKING:
 _PORT_ATTEMPTS = 100
 
 
-@dataclass(frozen=True)
-class StartedGroup:
-    """A group whose processes are starting."""
-
-    record: GroupRecord
-    handles: list[WorkerHandle]
-
-
 def start_group(
     cluster: Cluster,
     name: str,
@@ -59,7 +50,7 @@ def start_group(
     isolate: bool = True,
     catch_failure: bool | None = None,
     log: bool = True,
-) -> StartedGroup:
+) -> tuple[GroupRecord, list[WorkerHandle]]:
     """Announce a group and start its workers, without waiting for them.
 
     Raises:
@@ -88,8 +79,7 @@ def start_group(
     )
     require_process().ask_driver("registry.add_group", record, launches)
     start = cluster.runtime.start
-    handles = [start(launch, worker_class, arguments, max_concurrency) for launch in launches]
-    return StartedGroup(record, handles)
+    return record, [start(each, worker_class, arguments, max_concurrency) for each in launches]
 
 
 def _worker_info(

@@ -120,7 +120,7 @@ class WorkerGroup:
         _check_launch(cluster, placement_strategy, max_concurrency)
         self._name = name or f"worker_group_{self._worker_cls.__name__}"
         self._attach_methods()
-        started = start_group(
+        record, self._handles = start_group(
             cluster,
             self._name,
             self._worker_cls,
@@ -132,8 +132,7 @@ class WorkerGroup:
             log=not disable_distributed_log,
         )
         self._cluster = cluster
-        self._worker_names, self._nodes = started.record.worker_names, started.record.nodes
-        self._handles = started.handles
+        self._worker_names, self._nodes = record.worker_names, record.nodes
         return self
 
     @classmethod

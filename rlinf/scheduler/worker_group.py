@@ -266,8 +266,8 @@ class WorkerGroupFuncResult:
         self._raised = False
         self._failed_calls = require_process().failed_calls
         for name, call in zip(self._names, calls, strict=True):
-            take = partial(_take, name, method)
-            self._failed_calls.watch(current_worker_name(), name, call, _failed, take)
+            take = partial(result_of, worker_name=name, method=method)
+            self._failed_calls.watch(current_worker_name(), name, call, take)
 
     def __del__(self) -> None:
         """Of a call that nobody waits for any more, log what goes wrong."""
@@ -393,14 +393,6 @@ class WorkerGroupFuncResult:
                     f"worker '{name}' did not start within {process.deadline_seconds / 60:g} "
                     "minutes; see the cluster's logs for why its process is missing"
                 )
-
-
-def _failed(outcome: Outcome) -> bool:
-    return outcome.failed
-
-
-def _take(name: str, method: str, outcome: Outcome) -> Any:
-    return result_of(outcome, name, method)
 
 
 def _one_done(calls: Sequence[Future[Outcome]], seconds: float) -> bool:

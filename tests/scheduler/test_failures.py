@@ -21,10 +21,12 @@ from rlinf.scheduler import Channel, ClusterConfig
 from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.runtime.execution import Outcome
 from rlinf.scheduler.services.channels import Ticket
 from rlinf.scheduler.services.diagnosis import Row
 from rlinf.scheduler.services.failed_calls import FailedCalls
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
+from rlinf.scheduler.transport.payload import Payload
 from tests.scheduler.workers import Basic, Concurrent, Queuer, Talker
 from tests.warm import Warm
 
@@ -555,12 +557,12 @@ def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(se
 
 def test_a_wait_whose_call_ends_while_it_is_looked_at_is_not_in_vain():
     calls, wait, resting, asked = a_failed_call(), object(), Future(), []
-    calls.watch("driver", "resting:0", resting, bool, bool)
+    calls.watch("driver", "resting:0", resting, bool)
 
     def rows():  # which an async method leaves idle
         asked.append(True)
         if len(asked) == 2:
-            resting.set_result(None)
+            resting.set_result(Outcome(Payload(), failed=False, seconds=3.0))
         return [Row("driver", "waiting for rest", 3.0), Row("resting:0", "idle", 3.0)]
 
     for _ in range(3):
@@ -570,10 +572,10 @@ def test_a_wait_whose_call_ends_while_it_is_looked_at_is_not_in_vain():
 
 def a_failed_call() -> FailedCalls:
     calls, failed = FailedCalls(), Future()
-    failed.set_result("nothing")
+    failed.set_result(Outcome(Payload(), failed=True, seconds=0.0))
 
-    def take(result):
-        raise WorkerCallError(result, "asker:0")
+    def take(outcome):
+        raise WorkerCallError("nothing", "asker:0")
 
-    calls.watch("driver", "asker:0", failed, lambda result: True, take)
+    calls.watch("driver", "asker:0", failed, take)
     return calls

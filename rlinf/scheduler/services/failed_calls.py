@@ -7,24 +7,26 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf.errors import RLinfError, UserError
 from rlinf.scheduler.errors import WorkerCallError
 from rlinf.scheduler.services.diagnosis import Row, render
+
+if TYPE_CHECKING:
+    from rlinf.scheduler.runtime.execution import Outcome
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
 class _Call:
-    """A call of a worker's method; ``failure`` tells of its result whether it is one."""
+    """A call of a worker's method; ``take`` raises what it failed with."""
 
     caller: str
     worker: str
-    future: Future[Any]
-    failure: Callable[[Any], bool]
-    take: Callable[[Any], object]
+    future: Future[Outcome]
+    take: Callable[[Outcome], object]
     told: bool = False
     seen_in: object = None
     """The wait in which its failure was first seen."""
@@ -37,7 +39,7 @@ class _Call:
     def failed(self) -> bool:
         if not self.future.done():
             return False
-        return self.future.exception() is not None or self.failure(self.future.result())
+        return self.future.exception() is not None or self.future.result().failed
 
     def reraise(self) -> NoReturn:
         self.take(self.future.result())
@@ -55,16 +57,11 @@ class FailedCalls:
         self._lock = threading.RLock()  # `abandon` may come of a collection of garbage in between
 
     def watch(
-        self,
-        caller: str,
-        worker: str,
-        future: Future[Any],
-        failure: Callable[[Any], bool],
-        take: Callable[[Any], object],
+        self, caller: str, worker: str, future: Future[Outcome], take: Callable[[Outcome], object]
     ) -> None:
-        """Follow a call; ``failure`` tells whether its result is one, which ``take`` raises."""
+        """Follow a call; ``take`` raises what it failed with."""
         with self._lock:
-            self._calls[future] = _Call(caller, worker, future, failure, take)
+            self._calls[future] = _Call(caller, worker, future, take)
 
     def forget(self, future: Future[Any]) -> None:
         """Somebody takes the result of a call."""

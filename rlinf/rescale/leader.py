@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rlinf.rescale.choices import DecodeCost, DeviceChoice, RolloutState, borrow, release
 from rlinf.rescale.length_forecast import LengthForecast
@@ -69,38 +69,21 @@ class RolloutSizes:
     trainer_sizes: tuple[int, ...]  # ranks that the trainer can have, ascending
 
 
+@dataclass(eq=False)
 class RolloutLeader:
-    """What is known of all workers in one step, and what follows from it.
+    """What is known of all workers in one step, and what follows from it."""
 
-    Args:
-        sizes: Of the rollout.
-        step: Number of the training step.
-        forecast: Of the lengths of sequences, from the steps before; goes on learning.
-        bias: Of the predicted time of a rollout after workers left, from the steps before; goes on
-            learning.
-        trained: What the last training phase took; None: not known.
-        handover_seconds: What bringing one sequence elsewhere takes, but for computing its tokens
-            again.
-        reads_again: Whether they are computed again, and do not go along.
-    """
+    sizes: RolloutSizes
+    step: int  # number of the training step
+    forecast: LengthForecast  # from the steps before; goes on learning
+    bias: PredictionBias  # of the time predicted once workers have left, likewise
+    trained: TrainingSeconds | None  # by the last training phase; None: not known
+    handover_seconds: float  # of bringing one sequence elsewhere, but for computing tokens again
+    reads_again: bool  # whether its tokens are computed again, and do not go along
+    choices: list[DeviceChoice] = field(default_factory=list)
 
-    def __init__(
-        self,
-        sizes: RolloutSizes,
-        *,
-        step: int,
-        forecast: LengthForecast,
-        bias: PredictionBias,
-        trained: TrainingSeconds | None,
-        handover_seconds: float,
-        reads_again: bool,
-    ) -> None:
-        self._sizes, self._step = sizes, step
-        self._batch = sizes.slots // sizes.global_batches  # groups of a global batch
-        self._forecast, self._bias = forecast, bias
-        self._handover_seconds = handover_seconds
-        self._reads_again = reads_again
-        self.trained = trained
+    def __post_init__(self) -> None:
+        self._batch = self.sizes.slots // self.sizes.global_batches  # groups of a global batch
         self._status: dict[int, WorkerStatus] = {}
         self._ended: list[int] = []  # tokens of each
         self._complete: dict[int, int] = {}
@@ -108,18 +91,17 @@ class RolloutLeader:
         self._news = False
         self._over = False
         self._released: tuple[float, float] | None = None  # when last, and seconds predicted then
-        self.choices: list[DeviceChoice] = []
 
     def receive(self, message: WorkerStatus | TrainingSeconds) -> None:
         """Take in what a worker tells, or the trainer."""
         if isinstance(message, TrainingSeconds):
             self.trained = message
             return
-        if message.step != self._step:
+        if message.step != self.step:
             return  # it was on its way when the step before ended
         self._status[message.rank] = message
         self._ended += message.ended
-        self._forecast.note(message.ended)
+        self.forecast.note(message.ended)
         self._complete.update(message.complete)
         self._news = True
 
@@ -130,12 +112,12 @@ class RolloutLeader:
         if not self._news or self._over:
             return []
         self._news = False
-        workers = self._sizes.workers
-        if len(self._complete) == self._sizes.slots:
+        workers = self.sizes.workers
+        if len(self._complete) == self.sizes.slots:
             self._over = True
             if self._released is not None:
                 begin, predicted = self._released
-                self._bias.note(predicted, time.perf_counter() - begin)
+                self.bias.note(predicted, time.perf_counter() - begin)
             self._note_borrowed(cost())
             return [(rank, RolloutEnded()) for rank in range(workers)]
         status = self._status.values()
@@ -146,7 +128,7 @@ class RolloutLeader:
         live = [rank for rank in range(workers) if rank not in self._leaving]
         most = max(len(self._status[rank].running) for rank in live)
         incomplete = len(self._complete) < self._batch
-        if len(live) == 1 or incomplete or most > self._sizes.capacity:
+        if len(live) == 1 or incomplete or most > self.sizes.capacity:
             # Nobody can leave, or there would be nothing to train on, so that the gain need not be
             # known.
             return []
@@ -166,9 +148,9 @@ class RolloutLeader:
 
         An account, which comes first among the decisions of the run although it is known last.
         """
-        others = self._sizes.workers - 1
+        others = self.sizes.workers - 1
         choice = borrow(
-            sequences=self._sizes.slots * self._sizes.group_size,
+            sequences=self.sizes.slots * self.sizes.group_size,
             tokens=sum(self._ended) / max(len(self._ended), 1),
             own=1,
             trainers=others,
@@ -179,27 +161,27 @@ class RolloutLeader:
 
     def _state(self, live: list[int], decode: DecodeCost) -> RolloutState:
         running = [token for rank in live for token in self._status[rank].running]
-        bounds: dict[int, int] = dict.fromkeys(range(self._sizes.slots), 0)
+        bounds: dict[int, int] = dict.fromkeys(range(self.sizes.slots), 0)
         for status in self._status.values():
             bounds.update(status.bounds)
         for slot in self._complete:
             bounds.pop(slot, None)
-        left = self._forecast.left(running)
+        left = self.forecast.left(running)
         trained = self.trained or TrainingSeconds(0.0, 0.0, {})
         return RolloutState(
             running=tuple(len(self._status[rank].running) for rank in live),
-            total=self._sizes.slots * self._sizes.group_size,
-            capacity=self._sizes.capacity,
+            total=self.sizes.slots * self.sizes.group_size,
+            capacity=self.sizes.capacity,
             left=left,
             decode=decode,
-            handover_seconds=self._handover_seconds + self._again(running, left.mean),
+            handover_seconds=self.handover_seconds + self._again(running, left.mean),
             train_seconds=trained.seconds if self.trained else None,
             last_seconds=trained.last_seconds,
             ready=len(complete_batches(self._complete, bounds, self._batch)),
-            trainer_sizes=self._sizes.trainer_sizes,
+            trainer_sizes=self.sizes.trainer_sizes,
             speeds=trained.speeds,
             trainer_devices=len(self._leaving),
-            rollout_bias=self._bias.factor,
+            rollout_bias=self.bias.factor,
         )
 
     def _again(self, running: list[int], left: float) -> float:
@@ -209,6 +191,6 @@ class RolloutLeader:
         """
         has = sum(running)
         tokens = has + sum(self._ended) + left * len(running)
-        if self.trained is None or not has or not self._reads_again:
+        if self.trained is None or not has or not self.reads_again:
             return 0.0
         return self.trained.seconds / 3 / tokens * has / len(running)

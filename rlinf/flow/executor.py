@@ -36,19 +36,14 @@ Reports = dict[str, list[StageReport]]
 
 @dataclass(frozen=True)
 class StepReport:
-    """Reports of every worker, by stage, and the timeline events of the step.
-
-    Args:
-        stages: Reports by :attr:`~rlinf.flow.graph.Stage.label`, usually the component's name.
-        events: Timeline events of driver and workers.
-        begin_seconds: What :attr:`Hooks.begin` took.
-        node_seconds: Time of each node, from when it had its devices until its workers reported.
-    """
+    """Reports of every worker, by stage, and the timeline events of the step."""
 
     stages: Mapping[str, list[StageReport]]
-    events: list[Event]
-    begin_seconds: float = 0.0
+    """Reports by :attr:`~rlinf.flow.graph.Stage.label`, usually the component's name."""
+    events: list[Event]  # timeline events of driver and workers
+    begin_seconds: float = 0.0  # what :attr:`Hooks.begin` took
     node_seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time of each node, from when it had its devices until its workers reported."""
 
     def results(self, stage: str) -> list[Any]:
         """What a stage returned, by rank."""

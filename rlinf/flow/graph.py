@@ -21,23 +21,18 @@ class Stage:
     """One stream transformer: a method that every worker of a component runs.
 
     The method takes one iterator per input edge and yields :class:`~rlinf.flow.stream.Emit`.
-
-    Args:
-        component: Name of the worker group that runs the stage.
-        method: Method of its worker class.
-        inputs: Edges it consumes, in the order of the method's positional arguments.
-        outputs: Edges it may yield to.
-        replicated: Input edges of which every worker receives every item; the items of the others
-            are sharded over the workers by their source.
-        key: Name of its arguments and reports; None: the component's, which then has one stage.
     """
 
-    component: str
-    method: str
+    component: str  # name of the worker group that runs the stage
+    method: str  # method of its worker class
     inputs: tuple[str, ...] = ()
-    outputs: tuple[str, ...] = ()
+    """Edges it consumes, in the order of the method's positional arguments."""
+    outputs: tuple[str, ...] = ()  # edges it may yield to
     replicated: tuple[str, ...] = ()
+    """Input edges of which every worker receives every item; the items of the others are sharded
+    over the workers by their source."""
     key: str | None = None
+    """Name of its arguments and reports; None: the component's, which then has one stage."""
 
     @property
     def label(self) -> str:

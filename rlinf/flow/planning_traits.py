@@ -179,31 +179,22 @@ class Generation:
 
 @dataclass(frozen=True)
 class PlanningTraits:
-    """What planning must know of a recipe.
+    """What planning must know of a recipe."""
 
-    Args:
-        items: Items of a step: environments or sequences.
-        constraints: What its components can do.
-        trials: Gives settings to measure, on the devices from one on, and so many of them; those
-            that its rules refuse are left out.
-        concurrent: Components that serve all items at once.
-        packages: Distributions whose version changes times.
-        sections: Sections of the recipe that change times, the model left out.
-        worst_case: Overrides under which a step needs most memory, and the run is one step long.
-        memory_knobs: Keys whose smaller values need less memory, those first that change the
-            result of training least.
-        generation: What it generates; None: no text.
-    """
-
-    items: int
-    constraints: Constraints
+    items: int  # of a step: environments or sequences
+    constraints: Constraints  # what its components can do
     trials: Callable[[int, int], Iterable[Trial]]
-    concurrent: frozenset[str]
-    packages: tuple[str, ...]
-    sections: Mapping[str, Any]
+    """Gives settings to measure, on the devices from one on, and so many of them; those that its
+    rules refuse are left out."""
+    concurrent: frozenset[str]  # components that serve all items at once
+    packages: tuple[str, ...]  # distributions whose version changes times
+    sections: Mapping[str, Any]  # of the recipe that change times, the model left out
     worst_case: tuple[str, ...]
+    """Overrides under which a step needs most memory, and the run is one step long."""
     memory_knobs: tuple[Knob, ...]
-    generation: Generation | None = None
+    """Keys whose smaller values need less memory, those first that change the result of training
+    least."""
+    generation: Generation | None = None  # what it generates; None: no text
 
 
 def warm_up_steps(config: PlacedConfig) -> int:

@@ -41,47 +41,33 @@ class StageCost:
 
     Memory is watched where :attr:`StageCall.watch_memory` asks for it; see
     :class:`~rlinf.monitor.memory.MemoryWatch` for what is counted.
-
-    Args:
-        onload_seconds: Bringing its state to the device.
-        offload_seconds: Taking it off again.
-        transfer_seconds: Handing over what it yielded.
-        peak_bytes: Most memory that it held.
-        resident_bytes: What it held when it had ended, before it was offloaded.
-        closing_seconds: Part of its work that led to the last item of each source: in a loop, what
-            its last pass takes, which can be more than the passes before it.
-        handed_over: When the last item of each source was handed over, from the beginning of the
-            stage, in the order of the sources.
-        switched: Whether it was loaded and offloaded at all; if not, these times say nothing.
     """
 
-    onload_seconds: float = 0.0
-    offload_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    peak_bytes: int = 0
-    resident_bytes: int = 0
+    onload_seconds: float = 0.0  # bringing its state to the device
+    offload_seconds: float = 0.0  # taking it off again
+    transfer_seconds: float = 0.0  # handing over what it yielded
+    peak_bytes: int = 0  # most memory that it held
+    resident_bytes: int = 0  # what it held when it had ended, before it was offloaded
     closing_seconds: float = 0.0
+    """Part of its work that led to the last item of each source: in a loop, what its last pass
+    takes, which can be more than the passes before it."""
     handed_over: tuple[float, ...] = ()
+    """When the last item of each source was handed over, from the beginning of the stage, in the
+    order of the sources."""
     switched: bool = False
+    """Whether it was loaded and offloaded at all; if not, these times say nothing."""
 
 
 @dataclass(frozen=True)
 class StageReport:
-    """What a stage did on one worker.
+    """What a stage did on one worker."""
 
-    Args:
-        result: Return value of the stage's generator.
-        seconds: Wall time of the stage.
-        seconds_waiting: Part of it spent waiting for input.
-        events: Timeline events, where a timeline was asked for.
-    """
-
-    result: Any
-    seconds: float
-    seconds_waiting: float
+    result: Any  # return value of the stage's generator
+    seconds: float  # wall time of the stage
+    seconds_waiting: float  # part of it spent waiting for input
     items_in: int
     items_out: int
-    events: list[Event]
+    events: list[Event]  # where a timeline was asked for
     cost: StageCost = StageCost()
 
     @property
@@ -106,19 +92,13 @@ class WorkerPlace:
 
 @dataclass
 class _Pumped:
-    """What a stage yielded.
+    """What a stage yielded."""
 
-    Args:
-        items: How many.
-        handing_over: Time to hand them over [s].
-        last: Work that led to the last item of each source [s].
-        when: When that item was handed over [s].
-    """
-
-    items: int = 0
-    handing_over: float = 0.0
+    items: int = 0  # how many
+    handing_over: float = 0.0  # time to hand them over [s]
     last: dict[int, float] = field(default_factory=dict)
-    when: dict[int, float] = field(default_factory=dict)
+    """Work that led to the last item of each source [s]."""
+    when: dict[int, float] = field(default_factory=dict)  # when that item was handed over [s]
 
 
 class StageWorker(Worker):

@@ -48,16 +48,13 @@ class OverheadRecorder:
     left of a measured time when the measured work is taken away: exchanges in steps in which the
     stages of a loop wait for each other (one sub-batch in flight), the driver's time in steps whose
     nodes take turns.
-
-    Args:
-        exchanges: How often the stages of a loop feed each other in a step, by node.
-        staleness: Steps that are under way besides the one that trains.
     """
 
     flow: Flow
     plan: Plan
     exchanges: Mapping[str, int]
-    staleness: int = 0
+    """How often the stages of a loop feed each other in a step, by node."""
+    staleness: int = 0  # steps that are under way besides the one that trains
     synchronisations: list[float] = field(default_factory=list)
     driver: list[float] = field(default_factory=list)
     loops: dict[_Loop, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -145,15 +142,10 @@ def joined(known: tuple[Exchange, ...], new: tuple[Exchange, ...]) -> tuple[Exch
 
 @dataclass(frozen=True)
 class ComponentSample:
-    """What one component took in one step, in its slowest worker.
+    """What one component took in one step, in its slowest worker."""
 
-    Args:
-        seconds: Work, without waiting for input, handing over, loading and offloading.
-        cost: What it cost beside; memory is that of the worker that held most.
-    """
-
-    seconds: float
-    cost: StageCost
+    seconds: float  # work, without waiting for input, handing over, loading and offloading
+    cost: StageCost  # what it cost beside; memory is that of the worker that held most
 
     @classmethod
     def of(cls, stages: Iterable[list[StageReport]]) -> ComponentSample:
@@ -191,33 +183,22 @@ def _together(
 
 @dataclass
 class StepRecorder:
-    """Collects what the components of a run took.
+    """Collects what the components of a run took."""
 
-    Args:
-        plan: Where they ran.
-        owners: Component of each stage.
-        items: Items of a step: environments or sequences.
-        origin: Where the figures are from, for the profile.
-        overhead: Takes what is beside the work of components.
-        concurrent: Components that serve all items at once.
-        chunks: Pieces in which a step is handed on, in the order of the sources.
-        warm_up: First steps that do not count.
-        device_kinds: Kind of the devices of each component; not said of one that is left out.
-        sharing: Components of each node whose stages are all on the same devices. With several
-            sub-batches in flight they work at the same time, and each takes longer for the others;
-            then the time of the node is divided over them.
-    """
-
-    plan: Plan
-    owners: Mapping[str, str]
-    items: int
-    origin: str
-    overhead: OverheadRecorder
-    concurrent: frozenset[str] = frozenset()
-    chunks: int = 1
-    warm_up: int = WARM_UP_STEPS
+    plan: Plan  # where they ran
+    owners: Mapping[str, str]  # component of each stage
+    items: int  # of a step: environments or sequences
+    origin: str  # where the figures are from, for the profile
+    overhead: OverheadRecorder  # takes what is beside the work of components
+    concurrent: frozenset[str] = frozenset()  # components that serve all items at once
+    chunks: int = 1  # pieces in which a step is handed on, in the order of the sources
+    warm_up: int = WARM_UP_STEPS  # first steps that do not count
     device_kinds: Mapping[str, str] = field(default_factory=dict)
+    """Kind of the devices of each component; not said of one that is left out."""
     sharing: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Components of each node whose stages are all on the same devices. With several sub-batches in
+    flight they work at the same time, and each takes longer for the others; then the time of the
+    node is divided over them."""
     samples: dict[str, list[ComponentSample]] = field(default_factory=lambda: defaultdict(list))
     _seen: int = 0
     _held: dict[str, tuple[int, int]] = field(default_factory=dict)

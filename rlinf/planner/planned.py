@@ -190,17 +190,12 @@ def find_plan(
 
 @dataclass(frozen=True)
 class AcceptedPlan:
-    """The fastest plan that a recipe accepts.
+    """The fastest plan that a recipe accepts."""
 
-    Args:
-        config: The recipe under it.
-        found: The plan; its alternatives are accepted, too.
-        passed_over: In one line, the faster plans that the recipe refuses, and why; or empty.
-    """
-
-    config: PlacedConfig
-    found: Planned
+    config: PlacedConfig  # the recipe under it
+    found: Planned  # the plan; its alternatives are accepted, too
     passed_over: str = ""
+    """In one line, the faster plans that the recipe refuses, and why; or empty."""
 
 
 def find_accepted_plan(

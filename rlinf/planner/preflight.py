@@ -59,21 +59,15 @@ class DevicePeak:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """What the worst step of a run held.
+    """What the worst step of a run held."""
 
-    Args:
-        processes: Every process, the largest first.
-        total: The most of all processes at a time [bytes].
-        limit: What there is for them [bytes].
-        devices: Every device, where its workers have memory or processes of their own.
-        ended: Why the step could not be finished; then it would have held more. None: it was.
-    """
-
-    processes: tuple[ProcessPeak, ...]
-    total: int
-    limit: int
+    processes: tuple[ProcessPeak, ...]  # every process, the largest first
+    total: int  # the most of all processes at a time [bytes]
+    limit: int  # what there is for them [bytes]
     devices: tuple[DevicePeak, ...] = ()
+    """Every device, where its workers have memory or processes of their own."""
     ended: str | None = None
+    """Why the step could not be finished; then it would have held more. None: it was."""
 
     @property
     def fits(self) -> bool:

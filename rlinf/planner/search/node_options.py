@@ -32,14 +32,11 @@ class MemoryOfOthers:
 
     A node fits beside some of the others or it does not; how many bytes are left over is of no
     interest. Its memory is therefore raised to the next amount at which the answer changes.
-
-    Args:
-        amounts: Per kind of device, ascending, the memory that each set of others leaves.
-        plenty: [K] whether any nodes fit together in any way.
     """
 
     amounts: tuple[Floats, ...]
-    plenty: NDArray[np.bool_]
+    """Per kind of device, ascending, the memory that each set of others leaves."""
+    plenty: NDArray[np.bool_]  # [K] whether any nodes fit together in any way
 
     def raised(self, peak: Floats, kind: int) -> Floats:
         """[N] the least amount that holds each peak, of one kind of device; or else the peak."""

@@ -79,23 +79,14 @@ class Join:
 
 @dataclass(frozen=True)
 class _Rows:
-    """With N options and K kinds of devices:
+    """Columns of N options, for K kinds of devices."""
 
-    Args:
-        devices: [N, K] devices in use, with gaps that keep processes on their nodes.
-        peak: [N, K] most memory of one device while the part runs [bytes].
-        idle: [N, K] most memory of one device while it does not [bytes].
-        source: [N] index into ``sources``.
-        left: [N] index of the placement, or of the option of the left part.
-        sources: Where options come from.
-    """
-
-    devices: Integers
-    peak: Floats
-    idle: Floats
-    source: Integers
-    left: Integers
-    sources: tuple[PlacementGrid | Join, ...]
+    devices: Integers  # [N, K] devices in use, with gaps that keep processes on their nodes
+    peak: Floats  # [N, K] most memory of one device while the part runs [bytes]
+    idle: Floats  # [N, K] most memory of one device while it does not [bytes]
+    source: Integers  # [N] index into ``sources``
+    left: Integers  # [N] index of the placement, or of the option of the left part
+    sources: tuple[PlacementGrid | Join, ...]  # where options come from
 
     def __len__(self) -> int:
         return len(self.devices)
@@ -112,15 +103,10 @@ class _Rows:
 
 @dataclass(frozen=True)
 class Options(_Rows):
-    """Options of one part, in one form and at one granularity.
+    """Options of one part, in one form and at one granularity."""
 
-    Args:
-        stream: Times, [N] each.
-        right: [N] index of the option of the right part.
-    """
-
-    stream: Stream
-    right: Integers
+    stream: Stream  # times, [N] each
+    right: Integers  # [N] index of the option of the right part
 
     def slowed(self, factor: float) -> Options:
         """The options with longer times."""
@@ -137,15 +123,10 @@ class Options(_Rows):
 
 @dataclass(frozen=True)
 class NodeOptions(_Rows):
-    """Undominated ways to run a node in chunks of one granularity.
+    """Undominated ways to run a node in chunks of one granularity."""
 
-    Args:
-        chunk: [N] time per chunk [s].
-        switch: [N] time that is spent once: to load, to offload, and before results come [s].
-    """
-
-    chunk: Floats
-    switch: Floats
+    chunk: Floats  # [N] time per chunk [s]
+    switch: Floats  # [N] time that is spent once: to load, to offload, and before results come [s]
 
     def options(self, form: Form, chunks: int) -> Options:
         """The ways as a part of a flow, in one form, for a number of chunks of a step."""

@@ -20,27 +20,20 @@ SIGNS = {"temporal": " ; ", "spatial": " | ", "parallel": " & "}
 
 @dataclass(frozen=True)
 class Planned:
-    """A plan and what it promises.
+    """A plan and what it promises."""
 
-    Args:
-        plan: What the executor runs.
-        seconds: Expected time of a step, with what is spent outside of components [s].
-        peak_bytes: Expected most memory of a device, by kind of device.
-        shape: How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each
-            other, ``&`` for side by side, such as ``(rollout | inference) ; train``.
-        extended: Sizes and switches that were not measured, and what was assumed for them.
-        hand_overs: Items per hand-over of each node, as the times assume it: all of a step where it
-            does not stream.
-        alternatives: The next best placements.
-    """
-
-    plan: Plan
-    seconds: float
-    peak_bytes: dict[str, float]
+    plan: Plan  # what the executor runs
+    seconds: float  # expected time of a step, with what is spent outside of components [s]
+    peak_bytes: dict[str, float]  # expected most memory of a device, by kind of device
     shape: str
+    """How the plan is composed: ``;`` for taking turns, ``|`` for streaming into each other, ``&``
+    for side by side, such as ``(rollout | inference) ; train``."""
     extended: tuple[str, ...]
+    """Sizes and switches that were not measured, and what was assumed for them."""
     hand_overs: Mapping[str, int] = field(default_factory=dict)
-    alternatives: tuple[Planned, ...] = ()
+    """Items per hand-over of each node, as the times assume it: all of a step where it does not
+    stream."""
+    alternatives: tuple[Planned, ...] = ()  # the next best placements
 
 
 def describe(tree: Tree) -> str:

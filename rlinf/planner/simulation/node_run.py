@@ -89,21 +89,14 @@ def pass_through(arrivals: Floats, seconds: Sequence[float], homes: Sequence[obj
 
 @dataclass(frozen=True)
 class NodeWork:
-    """What a node did with the units of a step; times from the start of the simulation [s].
+    """What a node did with the units of a step; times from the start of the simulation [s]."""
 
-    Args:
-        ready: [U] when each unit can be taken by the next node, ascending.
-        end: When the node has processed everything.
-        busy: Time that each component worked, without waiting.
-        engines: Time at which each engine of a generating component was done, by component.
-        tokens: Tokens that were generated.
-    """
-
-    ready: Floats
-    end: float
-    busy: Mapping[str, float]
+    ready: Floats  # [U] when each unit can be taken by the next node, ascending
+    end: float  # when the node has processed everything
+    busy: Mapping[str, float]  # time that each component worked, without waiting
     engines: Mapping[str, Floats]
-    tokens: int = 0
+    """Time at which each engine of a generating component was done, by component."""
+    tokens: int = 0  # that were generated
 
 
 class NodeModel:

@@ -18,17 +18,11 @@ from rlinf.planner.simulation.node_run import NodeWork
 
 @dataclass(frozen=True, kw_only=True)
 class NodeStep(NodeWork):
-    """A node in one step; times from the start of the simulation [s].
+    """A node in one step; times from the start of the simulation [s]."""
 
-    Args:
-        leased: When it got its devices.
-        begin: When its state was loaded.
-        released: When its state was offloaded and its devices were given back.
-    """
-
-    leased: float
-    begin: float
-    released: float
+    leased: float  # when it got its devices
+    begin: float  # when its state was loaded
+    released: float  # when its state was offloaded and its devices were given back
 
 
 @dataclass(frozen=True)
@@ -48,19 +42,13 @@ class Step:
 
 @dataclass(frozen=True)
 class Simulation:
-    """All steps of a simulation. Every figure is simulated, none measured.
-
-    Args:
-        devices: Devices of each component.
-        staleness: The bound that was simulated.
-        events: Events for :class:`~rlinf.monitor.timeline.TimelineFile`.
-    """
+    """All steps of a simulation. Every figure is simulated, none measured."""
 
     steps: tuple[Step, ...]
-    devices: Mapping[str, int]
+    devices: Mapping[str, int]  # of each component
     cluster_devices: int
-    staleness: int
-    events: list[Event]
+    staleness: int  # the bound that was simulated
+    events: list[Event]  # for :class:`~rlinf.monitor.timeline.TimelineFile`
 
     @property
     def step_seconds(self) -> Floats:

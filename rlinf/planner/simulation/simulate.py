@@ -50,21 +50,15 @@ for the setting of the scenario ``math-1.5b``."""
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a simulation assumes beyond plan and profile.
+    """What a simulation assumes beyond plan and profile."""
 
-    Args:
-        steps: Steps to simulate.
-        seed: Seed of lengths.
-        timeline: Whether to record events.
-        generation: Models of the components whose time depends on lengths.
-        hand_overs: Items per hand-over by node; else what the constraints say.
-    """
-
-    steps: int = 1
-    seed: int = 0
-    timeline: bool = False
+    steps: int = 1  # to simulate
+    seed: int = 0  # of lengths
+    timeline: bool = False  # whether to record events
     generation: Mapping[str, GenerationModel] = field(default_factory=dict)
+    """Models of the components whose time depends on lengths."""
     hand_overs: Mapping[str, int] = field(default_factory=dict)
+    """Items per hand-over by node; else what the constraints say."""
 
 
 def simulate(

@@ -36,25 +36,17 @@ _MOST_DEFERRED = 64
 
 @dataclass(eq=False, kw_only=True)
 class Process:
-    """The services that every process of a cluster has, and the blocking calls.
-
-    Args:
-        runtime: ``local`` or ``ray``.
-        endpoint: Mailbox of this process.
-        codec: Encodes what leaves this process; None on the local runtime, which passes references.
-        driver: Endpoint address of the driver.
-        node_rank: Node of this process.
-        deadline_seconds: How long a wait may take.
-        look_seconds: After which a waiter looks at whether what it waits for can still come.
-    """
+    """The services that every process of a cluster has, and the blocking calls."""
 
     runtime: Literal["local", "ray"]
-    endpoint: Endpoint
+    endpoint: Endpoint  # mailbox of this process
     codec: Codec | None
-    driver: str
-    node_rank: int
-    deadline_seconds: float
+    """Encodes what leaves this process; None on the local runtime, which passes references."""
+    driver: str  # endpoint address of the driver
+    node_rank: int  # of this process
+    deadline_seconds: float  # how long a wait may take
     look_seconds: float = 5.0
+    """After which a waiter looks at whether what it waits for can still come."""
 
     def __post_init__(self) -> None:
         self.mailbox = MailboxService(self.endpoint)

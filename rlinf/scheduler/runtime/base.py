@@ -38,21 +38,13 @@ class WorkerHandle(ABC):
 
 @dataclass(eq=False, repr=False)
 class Runtime(ABC):
-    """Starts workers and carries their messages.
+    """Starts workers and carries their messages."""
 
-    Args:
-        process: This process's part in the cluster.
-        nodes: Nodes of the cluster in order of rank.
-        token: Name and secret of the cluster.
-        namespace: Name space of the cluster.
-        network_ips: Address of each node where there is more than one.
-    """
-
-    process: Process
-    nodes: list[NodeInfo]
-    token: str
-    namespace: str
-    network_ips: dict[int, str]
+    process: Process  # this process's part in the cluster
+    nodes: list[NodeInfo]  # of the cluster in order of rank
+    token: str  # name and secret of the cluster
+    namespace: str  # of the cluster
+    network_ips: dict[int, str]  # address of each node where there is more than one
 
     @abstractmethod
     def start(

@@ -321,8 +321,8 @@ class CollectiveGroupOptions:
     accel_min_ctas: int | None = None
     is_high_priority_stream: bool = False
     use_ring_broadcast: bool = False
-    """Whether a broadcast of several tensors is pipelined: the source sends each tensor to the
-    first receiver only, and that one passes it on while the next is on its way."""
+    """Without effect, for programs that say it: a broadcast goes through the host's memory, from
+    where each receiver takes it."""
 
     def is_empty_options(self) -> bool:
         """Whether every setting has its default."""

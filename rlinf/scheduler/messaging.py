@@ -143,7 +143,8 @@ class Messaging:
                 (a tuple) in place of a rank.
             src: The source; the first member otherwise.
             async_op: Return a handle instead of waiting.
-            options: For accelerator tensors: how the group's first communication sets itself up.
+            options: Without effect, for programs that say it: a broadcast goes through the host's
+                memory.
 
         Returns:
             The object, on every member.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -15,6 +16,8 @@ from rlinf.errors import CheckpointError
 MANIFEST = "manifest.json"
 FORMAT = "rlinf-checkpoint"
 FORMAT_VERSION = 2
+STEP_NAME = re.compile(r"step_(\d{8,})")
+"""Names of directories, each with the step of the checkpoint that is in it."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +59,8 @@ def record_file(path: Path) -> FileRecord:
 
 
 def read_manifest(directory: Path) -> Manifest:
-    """The verified manifest of a directory; CheckpointError if missing, damaged or later."""
+    """The verified manifest of a directory; CheckpointError if missing, damaged, later or that of
+    another step than the directory's name says."""
     try:
         with _readable(directory, MANIFEST):
             content = json.loads((directory / MANIFEST).read_bytes())
@@ -73,6 +77,10 @@ def read_manifest(directory: Path) -> Manifest:
     if stated != _checksum({**content, "format_version": version}):
         raise _refusal(directory, f"{MANIFEST} is damaged (its checksum differs)")
     del content["format"]
+    named = STEP_NAME.fullmatch(directory.name)
+    if named is not None and int(named[1]) != content["step"]:
+        # Taken for the newest one, it would let those beyond its step be discarded.
+        raise _refusal(directory, f"it is of step {content['step']}: it was renamed or copied")
     files = {name: FileRecord(**entry) for name, entry in content.pop("files").items()}
     return Manifest(files=files, **content)
 

@@ -18,7 +18,6 @@ import contextlib
 import json
 import logging
 import math
-import re
 import secrets
 import shutil
 import time
@@ -31,14 +30,13 @@ from typing import Any
 from rlinf.checkpoint.config import CheckpointConfig
 from rlinf.checkpoint.contents import Checkpoint, Parts, Refusal, load_checkpoint, write_files
 from rlinf.checkpoint.files import is_disk_full, point_link, sync_directory
-from rlinf.checkpoint.manifest import Manifest, read_manifest
+from rlinf.checkpoint.manifest import STEP_NAME, Manifest, read_manifest
 from rlinf.checkpoint.tree import EncodedTree, encode
 from rlinf.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest"
-_NAME = re.compile(r"step_(\d{8,})")
 _WRITING, _REPLACED, _REMOVED = ".writing-", ".replaced-", ".removed-"
 
 
@@ -291,7 +289,7 @@ class CheckpointStore:
         """Steps that have a checkpoint, oldest first; none of them is verified."""
         if not self.directory.is_dir():
             return []
-        names = (_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
+        names = (STEP_NAME.fullmatch(entry.name) for entry in self.directory.iterdir())
         return sorted(int(match[1]) for match in names if match)
 
     def manifests(self) -> dict[int, Manifest]:

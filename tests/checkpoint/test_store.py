@@ -124,6 +124,19 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_used(tmp_pat
             store.load(explicit)
 
 
+def test_a_copy_under_another_number_is_not_taken_for_the_newest(tmp_path, caplog):
+    store = filled(tmp_path)
+    shutil.copytree(store.path(10), store.path(99))
+    assert store.load().step == 30
+    assert f"{store.path(99)} cannot be used: it is of step 10: it was renamed or copied" in (
+        caplog.text
+    )
+    assert 99 not in store.manifests()
+    with pytest.raises(CheckpointError, match="it is of step 10"):
+        load_checkpoint(store.path(99))
+    assert load_checkpoint(shutil.copytree(store.path(10), tmp_path / "kept")).step == 10
+
+
 def test_every_single_bit_of_the_small_files_matters(tmp_path):
     store = filled(tmp_path, steps=(10,))
     for name in ("manifest.json", "tree.json"):

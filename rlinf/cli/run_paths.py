@@ -51,6 +51,12 @@ def find_run_or_checkpoint(given: str, recipes: Iterable[str] = ()) -> Path:
     """Return a run directory, or a checkpoint directory if ``given`` is one, in the same places."""
     for path in (Path(given).expanduser(), _RUNS / given):
         if (path / _MANIFEST).is_file():
+            run = path.resolve().parent.parent
+            if not (run / CONFIG_FILE).is_file():
+                raise CheckpointError(
+                    f"{given} is a checkpoint outside of its run, whose {CONFIG_FILE} says what it "
+                    f"is of: {run} has none; give it where the run wrote it, or copy the run"
+                )
             return path.resolve()
         if path.parent.name == "checkpoints" and path.parent.is_dir():
             if path.is_dir():

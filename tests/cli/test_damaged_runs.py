@@ -56,6 +56,15 @@ def test_damaged_observations_are_named_with_what_to_do(
     assert "or delete it" in told
 
 
+def test_a_checkpoint_outside_of_its_run_is_told_as_such(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = shutil.copytree(run / "checkpoints" / "latest", tmp_path / "mine" / "kept")
+    assert main(["eval", str(kept)]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "mine/kept is a checkpoint outside of its run" in told
+
+
 @pytest.mark.parametrize("content", [b"", b"null"])
 def test_a_damaged_end_is_written_anew(
     run: Path, content: bytes, capsys: pytest.CaptureFixture[str]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.checkpoint.store import CheckpointStore
 from rlinf.cli.main import main
 from rlinf.runners.evaluation import Evaluator
 
@@ -63,6 +64,18 @@ def test_a_checkpoint_outside_of_its_run_is_told_as_such(
     assert main(["eval", str(kept)]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "mine/kept is a checkpoint outside of its run" in told
+
+
+@pytest.mark.parametrize("part", ["run", "workers"])
+def test_a_checkpoint_of_another_version_is_told_in_a_line(
+    run: Path, part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with CheckpointStore(run / "checkpoints") as store:
+        found = store.load()
+        store.save(found.step, {**found.tree, part: {"of_a_later_one": 1}}, blocking=True)
+    assert main(["resume", str(run), "runner.total_env_steps=24"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"{found.path.name} holds another state than is read here" in told
 
 
 @pytest.mark.parametrize("content", [b"", b"null"])

@@ -123,9 +123,16 @@ class RunDirectory:
     def require(self) -> None:
         """Raise a CheckpointError where the directory was moved or removed since it was opened.
 
-        What a run writes may have made another one in its place, which has no lock file.
+        What a run writes may have made another one in its place, which has no lock file; a copy
+        that was put there has another one.
         """
-        if not (self.path / _LOCK_FILE).is_file():
+        try:
+            there = self._lock is None or os.path.samestat(
+                os.fstat(self._lock), os.stat(self.path / _LOCK_FILE)
+            )
+        except (FileNotFoundError, NotADirectoryError):
+            there = False
+        if not there:
             raise CheckpointError(
                 f"{self.path} is no longer there: a run that is moved or removed while it goes on "
                 "ends; what it had committed went with it"

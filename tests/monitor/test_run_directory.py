@@ -1,13 +1,14 @@
 """A run directory belongs to one run and one process."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 
-from rlinf.errors import UserError
+from rlinf.errors import CheckpointError, UserError
 from rlinf.monitor.run_directory import RunDirectory
 
 HOLDER = """
@@ -128,6 +129,21 @@ def test_the_lock_is_given_up_at_the_end(tmp_path):
         RunDirectory.open(run.path)
     RunDirectory.open(run.path).close()
     run.close()
+
+
+def test_a_copy_in_the_place_of_a_run_that_goes_on_is_not_written_to(tmp_path):
+    path, kept = tmp_path / "run", tmp_path / "kept"
+    with RunDirectory.create(tmp_path, "recipe", path=path) as run:
+        run.write_config("seed: 0\n")
+        run.require()
+        path.rename(kept)
+        with pytest.raises(CheckpointError, match="run is no longer there"):
+            run.require()
+        shutil.copytree(kept, path)
+        with pytest.raises(CheckpointError, match="run is no longer there"):
+            run.require()
+    with RunDirectory.open(path) as run:
+        run.require()
 
 
 def test_nothing_is_left_of_a_run_that_never_began(tmp_path):

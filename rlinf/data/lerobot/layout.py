@@ -144,10 +144,17 @@ def parquet() -> Any:
 
 
 def numbers_of(path: Path, name: str) -> np.ndarray:
-    """All numbers of a column of Parquet in one row; a null is NaN. pyarrow's errors."""
+    """All numbers of a column of Parquet in one row; a null is NaN. pyarrow's errors, and a
+    ConfigError where rows have different numbers of them."""
     table = parquet().read_table(path, columns=[name], page_checksum_verification=True)
     column = table.column(name).combine_chunks()
     while hasattr(column, "flatten") and column.type.num_fields:
+        lengths = np.diff(column.offsets) if hasattr(column, "offsets") else np.zeros(0)
+        if len(lengths) and lengths.min() != lengths.max():
+            raise ConfigError(
+                f"{path}: `{name}` has {lengths.min()} numbers in one row and {lengths.max()} in "
+                "another; copy the set again"
+            )
         column = column.flatten()
     found: np.ndarray = column.to_numpy(zero_copy_only=False)
     return found

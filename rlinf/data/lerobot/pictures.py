@@ -166,6 +166,9 @@ class ImagePictures(_Pictures):
         shape: [H, W, 3].
         files: (first row, file) of each, one behind the other.
         length: N.
+
+    Raises:
+        ConfigError: A file has no such column.
     """
 
     def __init__(
@@ -175,6 +178,8 @@ class ImagePictures(_Pictures):
         self._groups: list[tuple[int, Path, int]] = []
         for begin, path in files:
             first, metadata = begin, parquet().read_metadata(path)
+            if name not in metadata.schema.to_arrow_schema().names:
+                raise ConfigError(f"{path} has no column `{name}`; copy the set again")
             for number in range(metadata.num_row_groups):
                 self._groups.append((first, path, number))
                 first += metadata.row_group(number).num_rows
@@ -194,7 +199,7 @@ class ImagePictures(_Pictures):
                         raise ConfigError(f"`{self._name}` holds numbers of mode {picture.mode}, "
                                           "no colours; nearest: another camera")  # fmt: skip
                     yield np.asarray(picture.convert("RGB"))
-            except (TypeError, OSError, UnidentifiedImageError) as error:
+            except (TypeError, LookupError, OSError, UnidentifiedImageError) as error:
                 path = self._groups[group][1]
                 raise ConfigError(f"{path}: {self._name} of row {row} is no picture") from error
 

@@ -130,6 +130,11 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
     elif change == "words":
         change_column(target / "data/chunk-000/file-000.parquet", "action",
                       lambda rows: [list(map(str, row)) for row in rows])  # fmt: skip
+    elif change == "other rows":
+        change_column(target / "data/chunk-000/file-000.parquet", "action",
+                      lambda rows: [*rows[:-2], rows[-2][:1], rows[-2][1:] + rows[-1]])  # fmt: skip
+    elif change == "no pictures":
+        info["features"][MAIN]["dtype"] = "image"
     elif change == "half episodes":
         path = target / "meta/episodes/chunk-000/file-000.parquet"
         path.write_bytes(path.read_bytes()[:1000])
@@ -159,6 +164,8 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
         ("half data", r"is no whole LeRobot set: data/chunk-000/file-000.parquet: .*copy it again"),
         ("half episodes", "set: meta/episodes/chunk-000/file-000.parquet: .*copy it again"),
         ("words", "file-000.parquet: `action` holds no numbers"),
+        ("other rows", "`action` has 1 numbers in one row and 3 in another; copy the set again"),
+        ("no pictures", f"file-000.parquet has no column `{MAIN}`; copy the set again"),
         ("half video", "is no whole video"),
         ("short video", "ends before 0.950 s"),
         ("no video", "is no whole video"),

@@ -67,7 +67,9 @@ def own_line(trace: list[str]) -> str:
     away = "<", f"{Path(__file__).resolve().parent}{os.sep}", f"{Path(os.__file__).parent}{os.sep}"
     for found in filter(None, map(_FRAME.match, reversed(trace))):
         file, line = found.groups()
-        if "site-packages" not in file and not file.startswith(away):
+        # Modules of Cython name their sources, by a path that leads nowhere.
+        compiled = file.endswith((".pyx", ".pxi"))
+        if not (compiled or "site-packages" in file or file.startswith(away)):
             return f" ({file} line {line})"
     return ""
 

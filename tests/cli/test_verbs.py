@@ -170,11 +170,14 @@ def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
     assert "whole trace with --debug" in err
 
 
+@pytest.mark.parametrize("inside", [json.__file__, "pyarrow/table.pxi"])
 def test_an_exception_of_the_users_own_code_is_told_in_a_line_with_its_place(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    inside: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    library = compile("import json\njson.loads([1])", inside, "exec")
+
     def fail(args: object) -> None:
-        json.loads([args])  # type: ignore[arg-type]  # what Python's own library raises is of this line
+        exec(library)  # what libraries raise is of this line, also those that Cython compiled
 
     monkeypatch.setattr(main_module, "app", fail)
     code, _, err = run(capsys, "anything")

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from rlinf.config.base import StrictModel
     from rlinf.envs.config import EnvConfig
 
+_WIDEST = 4096
+"""Numbers of a state or an action, and pixels, that a suite tries; all it needs is a shape."""
+
 SectionT = TypeVar("SectionT", bound="StrictModel")
 
 app = typer.Typer(help="Run the conformance suite of an adapter or a set.", no_args_is_help=True)
@@ -127,12 +130,19 @@ def check_model(  # noqa: PLR0917 - options of the command
         list[str] | None,
         typer.Argument(metavar="KEY=VALUE", help="Keys of a model section: preset=tiny …"),
     ] = None,
-    state_dim: Annotated[int, typer.Option(help="Numbers in a state; 0: none.")] = 8,
-    action_dim: Annotated[int, typer.Option(help="Dimensions of an action, from -1 to 1.")] = 7,
+    state_dim: Annotated[
+        int, typer.Option(min=0, max=_WIDEST, help="Numbers in a state; 0: none.")
+    ] = 8,
+    action_dim: Annotated[
+        int, typer.Option(min=1, max=_WIDEST, help="Dimensions of an action, from -1 to 1.")
+    ] = 7,
     choices: Annotated[
-        int | None, typer.Option(min=2, help="Instead, so many discrete actions to choose from.")
+        int | None,
+        typer.Option(min=2, max=_WIDEST, help="Instead, so many discrete actions to choose from."),
     ] = None,
-    image_size: Annotated[int, typer.Option(help="Height and width of pictures.")] = 64,
+    image_size: Annotated[
+        int, typer.Option(min=1, max=_WIDEST, help="Height and width of pictures.")
+    ] = 64,
     run: Annotated[
         Path | None, typer.Option(help="Instead, the environment that this run was trained in.")
     ] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -59,6 +60,12 @@ def record(
     """Record episodes to learn from; no evaluation of the recipe plays any of them."""
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new directory")
+    from rlinf.workers.config.acting import MOST_EPISODES
+
+    if episodes > MOST_EPISODES:
+        raise ConfigError(f"--episodes {episodes}: nearest: {MOST_EPISODES}, the most there may be")
+    if math.isinf(noise):
+        raise ConfigError("--noise inf: must be finite; nearest: a tenth of what an action spans")
     for option, given in {"--pictures": pictures, "--fps": fps}.items():
         if form == "rlinf" and given is not None:
             raise ConfigError(

@@ -196,10 +196,7 @@ class Demonstrations:
                 source=info["source"],
             )
         except FileNotFoundError as error:
-            raise ConfigError(
-                f"{directory} holds no whole set: there is no {Path(error.filename).name}; copy "
-                "it again"
-            ) from error
+            raise ConfigError(f"{directory} holds no whole set: {error}; copy it again") from error
         except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
             raise ConfigError(
                 f"{directory} holds no whole set ({type(error).__name__}: {error}); copy it again"

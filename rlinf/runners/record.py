@@ -91,7 +91,8 @@ def record(
         stop: Once it is set, the episodes that have ended are written.
 
     Raises:
-        ConfigError: The simulator has no expert, or there are several simulators.
+        ConfigError: The simulator has no expert, there are several simulators, or there is noise
+            on discrete actions.
         RunFailure: Every episode was faulty, or none had ended.
     """
     env, *others = config.evaluated.values()
@@ -107,6 +108,11 @@ def record(
     def acting(spec: EnvSpec) -> Act:
         if form is not None:
             form.check(spec)
+        if noise and spec.action_kind == "discrete":
+            raise ConfigError(
+                f"--noise = {noise} is added to actions, and the environment takes one of "
+                f"{spec.action_high[0] - spec.action_low[0] + 1:.0f}; nearest: 0"
+            )
         return played_by(spec)
 
     spec, found = record_episodes(

@@ -110,12 +110,32 @@ def test_recorded_episodes_are_none_that_are_evaluated():
         (["quickstart", "env.train.options.partially_observable=true"], "has no expert"),
         (["quickstrat"], "did you mean the recipe `quickstart`"),
         (["quickstrat", "seed=1"], "did you mean the recipe `quickstart`"),
+        (["quickstart", "--episodes", "999999999999"], "nearest: 1000000, the most there may be"),
+        (["quickstart", "--noise", "inf"], "must be finite"),
     ],
 )
 def test_what_cannot_be_recorded_is_said(words, told, tmp_path, capsys):
     assert main(["record", *words, "--out", str(tmp_path / "set")]) == 2
     assert told in capsys.readouterr().err
     assert not (tmp_path / "set").exists()
+
+
+def test_noise_on_discrete_actions_is_refused_before_any_is_played(tmp_path):
+    _, _, config = read_config("embodied/cartpole_ppo", [])
+    with pytest.raises(ConfigError, match=r"takes one of 2; nearest: 0"):
+        record.record(
+            config, tmp_path / "set", actor=pytest.fail, episodes=1, num_envs=1, noise=0.1
+        )
+
+
+def test_a_set_without_its_frames_is_not_whole(tmp_path, capsys):
+    words = ["record", "quickstart", *SHORT, "--out", str(tmp_path / "set"), "--episodes", "1"]
+    assert main(words) == 0
+    (tmp_path / "set" / "frames.safetensors").unlink()
+    assert main(["check", "demonstrations", str(tmp_path / "set")]) == 2
+    assert "frames.safetensors is missing; copy it again" in " ".join(
+        capsys.readouterr().err.split()
+    )
 
 
 def test_a_set_that_cannot_be_learnt_from_fails_its_check(tmp_path, capsys):

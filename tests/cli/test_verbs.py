@@ -265,3 +265,13 @@ def test_a_policy_is_checked_in_the_environment_of_a_run(
     assert re.search(r"(\d+) of \1 checks passed", capsys.readouterr().out)
     assert main([*words, "--run", str(tmp_path / "gone")]) == 2
     assert "has no env_spec.json; give the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--state-dim", "--action-dim", "--image-size"])
+def test_shapes_that_no_environment_has_are_refused(
+    option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in ("-1", "100000000000"):
+        code, _, err = run(capsys, "check", "model", "mlp", option, value)
+        assert code == 2
+        assert f"'{option}'" in err

@@ -256,6 +256,7 @@ class PlacedConfig(StrictModel):
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
+        self._check_parts()
         self._check_cluster()
         self._check_network()
         for problem in self.problems():
@@ -292,6 +293,17 @@ class PlacedConfig(StrictModel):
         sender, receivers = (self.plan.components[name] for name in ("actor", "rollout"))
         nodes = [receivers.of_process(rank)[0] // each for rank in range(receivers.processes)]
         return sum(node != sender.of_process(0)[0] // each for node in nodes)
+
+    def _check_parts(self) -> None:
+        """Refuse a class that does not say which parts its runs have."""
+        found: Any = self.components
+        named = isinstance(found, Sequence) and not isinstance(found, str) and bool(found)
+        if not (named and all(isinstance(each, str) for each in found)):
+            raise illegal(
+                "task",
+                f"is broken: components of {type(self).__qualname__} is {found!r}, expected a "
+                'tuple of names, such as ("rollout", "actor")',
+            )
 
     def _check_cluster(self) -> None:
         """Refuse keys of the cluster that have no effect on a task, and impossible placements."""
@@ -417,7 +429,12 @@ class PlacedConfig(StrictModel):
         """Refuse numbers of processes that the task cannot run with, by what planning knows."""
         if not self.can_be_planned:
             return
-        constraints = self.planning.constraints
+        planning: Any = self.planning
+        if not hasattr(planning, "constraints"):
+            kind = type(planning).__name__
+            why = f"is broken: planning of {type(self).__qualname__} is of type {kind}"
+            raise illegal("task", f"{why}, expected PlanningTraits")
+        constraints = planning.constraints
         for name, part in self.plan.components.items():
             near = constraints.of(name).nearest_processes(part.processes)
             if part.processes not in near:

@@ -223,6 +223,12 @@ class Groups:
             kind = type(arguments).__name__
             why = f"it has {kind} for arguments of its stages, and no dict by component"
             raise ConfigError(f"task `{self._config.task}` is broken: {why}")
+        for name, given in arguments.items():
+            if not isinstance(given, Mapping):
+                why = (
+                    f"it has {type(given).__name__} for arguments of `{name}`, and no dict by name"
+                )
+                raise ConfigError(f"task `{self._config.task}` is broken: {why}")
         for name in arguments.keys() - self._labels:
             why = f"it has arguments for `{name}`; {did_you_mean(name, self._labels)}"
             raise ConfigError(f"task `{self._config.task}` is broken: {why}")

@@ -111,8 +111,9 @@ class Run:
         configuration has not changed, starts nothing. Where ``stop`` is set before its workers are
         there, nothing is lost: it ends by a KeyboardInterrupt.
         """
-        if not isinstance(steps := self.task.steps, int):
-            raise self._broken(f"its steps are {steps!r}, no whole number")
+        for name in ("steps", "ahead", "sources"):
+            if not isinstance(value := getattr(self.task, name), int):
+                raise self._broken(f"its {name} is {value!r}, no whole number")
         with ExitStack() as stack:
             self._open(stack)
             former = self._restore() if resume else None
@@ -127,6 +128,7 @@ class Run:
             self.starting = False
             if former is None:
                 self.task.begin(self)
+                self._state_of_task()  # of a wrong form it would be found after steps to commit
                 self.directory.begun = True
             self._warm_up()
             observe = self._observer()
@@ -386,7 +388,7 @@ class Run:
         under_way = self.groups.save_steps(self._under_way)
         tree: dict[str, Any] = {
             "run": asdict(self.state),
-            "task": self.task.state_dict(),
+            "task": self._state_of_task(),
             "under_way": under_way,
             "workers": self.groups.state(),
             "metrics": self._metrics_log.cursor(),
@@ -401,6 +403,13 @@ class Run:
             blocking=blocking,
         )  # fmt: skip
         return tree
+
+    def _state_of_task(self) -> dict[str, Any]:
+        found: Any = self.task.state_dict()
+        if not isinstance(found, dict):
+            kind = type(found).__name__
+            raise self._broken(f"its state_dict() returns {kind}, and no dict to continue from")
+        return found
 
     def _save_parts(self) -> Parts | None:
         """Let workers write their parts of a checkpoint; None where there was no room for them."""

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, TypeVar
 
+from pydantic import TypeAdapter
+
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.reference import check_reference
 from rlinf.config.registry import Registry, load_attribute
@@ -33,6 +35,20 @@ if TYPE_CHECKING:
 ConfigT = TypeVar("ConfigT", bound=PlacedConfig)
 Purpose = Literal["periodic", "held_out"]
 _HANDING_OVER = ("send_weights", "receive_weights")
+_FORMS: Mapping[str, tuple[Any, str]] = {
+    "config_class": (type[PlacedConfig], "a subclass of PlacedConfig"),
+    "groups": (dict[str, str | type], "a dict of worker classes, or where they are, by component"),
+    "starts_with": (dict[str, tuple[str, ...]], "tuples of components by component"),
+    "weights": (tuple[str, str] | None, "who sends and who receives, or None"),
+    "evaluates": (tuple[str, ...] | None, "a tuple of components, or None"),
+    "changeable": (tuple[str, ...], "a tuple of keys"),
+    "changeable_evaluation": (tuple[str, ...], "a tuple of keys"),
+    "figures": (
+        tuple[tuple[str, str, str], ...],
+        'triples of label, metric and format, such as (("loss", "actor/loss", ".3f"),)',
+    ),
+}
+"""What attributes of a task are, and in words."""
 
 
 @dataclass(frozen=True)
@@ -238,6 +254,7 @@ def require_task(task: type[Task[Any]], name: str) -> None:
     for attribute in ("config_class", "groups"):
         if not hasattr(task, attribute):
             raise ConfigError(f"{where} has no `{attribute}`; every task says its own")
+    _require_forms(task, where)
     for attribute, base in vars(Task).items():
         own = inspect.getattr_static(task, attribute)
         is_method = bool(inspect.isroutine(own))
@@ -248,6 +265,18 @@ def require_task(task: type[Task[Any]], name: str) -> None:
         if isinstance(base, classmethod) and not isinstance(own, classmethod):
             raise ConfigError(f"{where}.{attribute} lacks @classmethod before it")
         _require_call(f"{where}.{attribute}", own, getattr(base, "__func__", base))
+
+
+def _require_forms(task: type[Task[Any]], where: str) -> None:
+    """Refuse attributes of another form than they are read in."""
+    for attribute, (form, words) in _FORMS.items():
+        value = getattr(task, attribute)
+        try:
+            TypeAdapter(form).validate_python(value)
+            for _, _, style in task.figures if attribute == "figures" else ():
+                format(0.0, style)
+        except ValueError as error:
+            raise ConfigError(f"{where}.{attribute} is {value!r}, expected {words}") from error
 
 
 def _require_call(where: str, own: Any, base: Any) -> None:

@@ -128,6 +128,19 @@ def test_processes_that_its_planning_forbids_are_refused(
             lambda _: None,
             r"Player.__init__ .* __init__\(config, context\): too",
         ),
+        ("Bandit", "config_class", None, "config_class is None, expected a subclass of Placed"),
+        ("Bandit", "groups", None, "groups is None, expected a dict of worker classes"),
+        ("Bandit", "groups", {"player": 3}, "groups is .*, expected a dict of worker classes"),
+        ("Bandit", "weights", ("learner",), "weights is .*, expected who sends and who receives"),
+        ("Bandit", "changeable", "runner", "changeable is 'runner', expected a tuple of keys"),
+        ("Bandit", "figures", None, "figures is None, expected triples of label, metric and"),
+        (
+            "Bandit",
+            "figures",
+            ("reward", "bandit/reward", ".3f"),
+            "figures is .*, expected triples",
+        ),
+        ("Bandit", "figures", (("reward", "bandit/reward", ".3q"),), "expected triples of label"),
     ],
 )
 def test_what_a_run_could_not_call_is_refused_before_it(
@@ -143,6 +156,29 @@ def test_what_a_run_could_not_call_is_refused_before_it(
     monkeypatch.setattr(getattr(bandit, owner), name, value)
     assert main(["train", RECIPE, "--dry-run"]) == 2
     assert re.search(f"task `bandit` is broken: .*{told}", capsys.readouterr().err)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("components", None, "components of BanditConfig is None, expected a tuple of names"),
+        ("components", "player", "components of BanditConfig is 'player', expected a tuple"),
+        ("components", (1, 2), r"components of BanditConfig is \(1, 2\), expected a tuple"),
+        ("planning", None, "planning of BanditConfig is of type NoneType, expected PlanningTraits"),
+    ],
+)
+def test_what_a_config_does_not_say_is_refused(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: Any,
+    told: str,
+) -> None:
+    from rlinf_example.bandit import BanditConfig
+
+    monkeypatch.setattr(BanditConfig, name, property(lambda _: value))
+    assert main(["train", RECIPE, "--dry-run"]) == 2
+    assert re.search(f"is broken: {told}", capsys.readouterr().err)
 
 
 def test_a_task_without_its_config_is_refused(
@@ -163,7 +199,10 @@ def receives_nothing(player: Any) -> None:
 @pytest.mark.parametrize(
     ("owner", "name", "value", "told"),
     [
-        ("Bandit", "steps", None, "its steps are None, no whole number"),
+        ("Bandit", "steps", None, "its steps is None, no whole number"),
+        ("Bandit", "ahead", None, "its ahead is None, no whole number"),
+        ("Bandit", "state_dict", lambda _: None, r"its state_dict\(\) returns NoneType"),
+        ("Bandit", "arguments", lambda _, step: {"player": 3}, "has int for arguments of `player`"),
         (
             "Bandit",
             "metrics",

@@ -342,13 +342,20 @@ def type_of_directory(directory: Path) -> str:
 
 def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
     """Refuse a directory whose config.json calls it another model than that of ``config``. One that
-    is called nothing known is left to who reads the weights.
+    is called nothing, as openpi's, is left to who reads the weights.
 
     Raises:
-        ConfigError: It is of another model, whose type is named.
+        ConfigError: It is of another model, whose type is named, or of one that is not known.
     """
-    known = _published_names()
-    found = _names_of_directory(directory, key="path") & known.keys()
+    said, known = _names_of_directory(directory, key="path"), _published_names()
+    found = said & known.keys()
+    if config.published_as and not found and (unknown := sorted(said - {"None"})):
+        raise ConfigError(
+            f"{directory} holds `{', '.join(unknown)}`, as its config.json says, and none of the "
+            f"models that are known: {', '.join(sorted(known))}; where it is a {config.type} under "
+            f'another name, let its config.json say "type": "{config.published_as[0]}"',
+            key="path",
+        )
     if found and not found & {*config.published_as, *config.also_called}:
         other = known[min(found)]
         raise ConfigError(

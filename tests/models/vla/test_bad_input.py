@@ -161,6 +161,10 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda d: {"path": written(d, "config.json", '{"type": "act"}'), "type": "smolvla"},
         "^type: .* holds `act`, as its config.json says, and not smolvla; nearest: act, or",
     ),
+    "an unknown model": (
+        lambda d: {"path": written(d, "config.json", '{"type": "pi1", "model_type": "bert"}')},
+        r"^path: .* holds `bert, pi1`, .* none of the models that are known: .*pi05, qwen2_5_vl",
+    ),
     "half a checkpoint": (lambda d: {"path": halved(d)}, "holds no pi05: no vision"),
     "untied": (lambda d: {"path": untied(d)}, "which are one tensor of the model"),
     "a download that broke off": (lambda d: {"path": cut(d)}, "model.safetensors"),

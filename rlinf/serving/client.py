@@ -10,7 +10,7 @@ from websockets.exceptions import InvalidStatus, WebSocketException
 from websockets.sync.client import connect
 
 from rlinf.errors import UserError
-from rlinf.serving.wire import pack, unpack
+from rlinf.serving.wire import LARGEST_MESSAGE, pack, unpack
 
 _UNAUTHORISED = 401
 _FAREWELL = 0.5  # seconds
@@ -61,10 +61,16 @@ class ActionClient:
         with ``version`` of the weights, ``policy_timing`` and ``server_timing``.
 
         Raises:
-            ServerError: The server refuses it (and can be asked again), or is gone.
+            ServerError: The server refuses it, or would (and can be asked again), or is gone.
         """
+        request = pack(observation)
+        if len(request) > LARGEST_MESSAGE:
+            raise ServerError(
+                f"a request of {len(request) / 2**20:.0f} MiB is larger than a server takes; "
+                f"nearest: several of at most {LARGEST_MESSAGE >> 20} MiB"
+            )
         try:
-            self._socket.send(pack(observation))
+            self._socket.send(request)
             answer: dict[str, Any] = unpack(self._received())
         except (OSError, WebSocketException) as error:
             self.close()  # a late answer must not be taken for that of the next request

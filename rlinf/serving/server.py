@@ -22,12 +22,11 @@ from rlinf.serving.batching import Batcher, PolicyFailure
 from rlinf.serving.latency import Latencies
 from rlinf.serving.requests import RequestReader
 from rlinf.serving.server_address import cannot_listen
-from rlinf.serving.wire import pack, unpack
+from rlinf.serving.wire import LARGEST_MESSAGE, pack, unpack
 
 log = logging.getLogger(__name__)
 
 _http_log = logging.getLogger("aiohttp.server")
-_LARGEST_MESSAGE = 256 << 20
 _OPEN_PATH = "/healthz"
 Weights = tuple[int, Mapping[str, Tensor]]
 
@@ -145,7 +144,7 @@ class PolicyServer:
             self._policy, rows=settings.rows, wait=settings.wait, latencies=self.latencies
         )
         _http_log.addFilter(_without_trace)
-        app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_MESSAGE)
+        app = web.Application(middlewares=[self._guard], client_max_size=LARGEST_MESSAGE)
         app.add_routes(
             [
                 web.get("/", self._connected),
@@ -227,7 +226,7 @@ class PolicyServer:
 
     async def _connected(self, request: web.Request) -> web.StreamResponse:
         """One client: the metadata, then an answer, or a line of text, for every message."""
-        socket = web.WebSocketResponse(max_msg_size=_LARGEST_MESSAGE, compress=False)
+        socket = web.WebSocketResponse(max_msg_size=LARGEST_MESSAGE, compress=False)
         if not socket.can_prepare(request):
             raise web.HTTPUpgradeRequired(text="robots speak WebSocket here; see also /healthz, "
                                           "/metrics, and POST to /infer\n")  # fmt: skip

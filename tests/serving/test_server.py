@@ -184,6 +184,17 @@ def test_a_client_that_goes_while_the_server_is_busy_leaves_no_trace(
     assert not [record for record in caplog.records if record.exc_info]
 
 
+def test_a_request_that_no_server_takes_is_not_sent(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf.serving.client.LARGEST_MESSAGE", 1 << 20)
+    with running.connect() as client:
+        large = {"states": np.zeros(1 << 20, np.float32)}
+        with pytest.raises(ServerError, match="4 MiB is larger than a server takes; nearest: sev"):
+            client.infer(large)
+        assert client.infer(observation(0))["version"] == 7
+
+
 def test_a_server_that_hangs_is_lost_after_the_seconds_that_were_said(running: Running) -> None:
     with ActionClient(f"ws://{running.address}", TOKEN, timeout=0.5) as client:
         running.pause(3.0)

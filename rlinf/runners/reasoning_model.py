@@ -10,19 +10,25 @@ from typing import Any, ClassVar
 
 from rlinf.data.prompts.config import Part
 from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.tasks import ANSWER_TAGS
+from rlinf.data.tasks import ANSWER_TAGS, PromptTask
 from rlinf.engines.config import EngineConfig, SamplingConfig, local_directory
 from rlinf.engines.weight_files import sizes_of
-from rlinf.errors import ConfigError, in_section
+from rlinf.errors import ConfigError, UserError, in_section
 from rlinf.flow.executor import Arguments
 from rlinf.flow.graph import Flow, Stage
 from rlinf.models.language import load_tokenizer, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
+from rlinf.rewards.config import RewardConfig
+from rlinf.rewards.pool import RewardPool
+from rlinf.rewards.protocol import RewardInput
 from rlinf.runners.groups import Groups
 from rlinf.runners.initial_model import write_initial_model
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import Task
 from rlinf.workers.config.answering import WarmStartConfig
+
+_TARGETS = 4
+"""Right answers that the reward must give a number for before others are learnt."""
 
 
 class PromptReader:
@@ -125,6 +131,31 @@ def check_context(
     )
 
 
+def require_scores_of_targets(task: PromptTask, reward: RewardConfig) -> None:
+    """Refuse functions of single completions that give no number for one that is right; of those
+    that compare completions nothing is known before there are some.
+
+    Raises:
+        UserError: Not one of the first targets could be scored.
+    """
+    functions = {name: each for name, each in reward.functions.items() if not each.of_groups}
+    samples = [
+        RewardInput(
+            prompt=item.prompt, completion=item.target, num_tokens=len(item.target),
+            answer=item.answer,
+        )
+        for item in task.items("train")[:_TARGETS]
+    ]  # fmt: skip
+    if not functions:
+        return
+    with RewardPool(reward.model_copy(update={"functions": functions}), processes=1) as pool:
+        found = pool.score(samples)
+    if not any(each.valid for each in found):
+        raise UserError(
+            f"no right answer of the task could be scored; the first: {found[0].reason}"
+        )
+
+
 class WarmStart(Task[WarmStartConfig]):
     """Supervised steps on the targets of a generated task."""
 
@@ -172,6 +203,8 @@ def warm_start(
         "max_skipped_updates": learning.max_skipped_updates,
         "lora": None,
     }
+    if config.rollout.agent is None:  # what functions make of calls is seen where there are some
+        require_scores_of_targets(task, config.reward)
     own = WarmStartConfig(
         seed=config.seed,
         runner=config.runner,

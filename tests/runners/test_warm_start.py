@@ -53,3 +53,21 @@ def test_a_loss_that_is_not_finite_names_the_rate_to_lower(
     told = " ".join(capsys.readouterr().err.split())
     assert re.search(r"2 updates in a row.*lower warm_start\.optim\.lr", told)
     assert not (tmp_path / "run" / "initial_model").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [("None", "it returned None, a NoneType, not a number"), ("sample.answers", "AttributeError")],
+)
+def test_a_reward_that_gives_no_number_for_right_answers_is_refused_before_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, told: str
+) -> None:
+    (tmp_path / "own.py").write_text(f"def score(sample):\n    return {body}\n")
+    words = ["train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    own = f"reward.functions={{own: {{type: function, function: {tmp_path}/own.py:score}}}}"
+    assert main([*words, *ONE, own, "validation.correct_by=own"]) == 2
+    shown = capsys.readouterr()
+    expected = f"no right answer of the task could be scored; the first: .*{told}"
+    assert re.search(expected, " ".join(shown.err.split()))
+    assert "warm start" not in shown.out
+    assert not (tmp_path / "run").exists()

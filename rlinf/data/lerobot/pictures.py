@@ -188,7 +188,7 @@ class ImagePictures(_Pictures):
         self._sizes: dict[int, int] = {}
 
     def _in_order(self, rows: np.ndarray) -> Iterator[np.ndarray]:
-        from PIL import Image, UnidentifiedImageError
+        from PIL import Image
 
         for row in rows.tolist():
             group = bisect_right(self._firsts, row) - 1
@@ -199,7 +199,13 @@ class ImagePictures(_Pictures):
                         raise ConfigError(f"`{self._name}` holds numbers of mode {picture.mode}, "
                                           "no colours; nearest: another camera")  # fmt: skip
                     yield np.asarray(picture.convert("RGB"))
-            except (TypeError, LookupError, OSError, UnidentifiedImageError) as error:
+            except (
+                TypeError,
+                LookupError,
+                OSError,
+                SyntaxError,
+                Image.DecompressionBombError,
+            ) as error:
                 path = self._groups[group][1]
                 raise ConfigError(f"{path}: {self._name} of row {row} is no picture") from error
 

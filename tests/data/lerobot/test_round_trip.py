@@ -531,6 +531,28 @@ def test_grey_pictures_have_three_equal_colours_and_depth_is_refused(
     assert (seen == (np.arange(32 * 48) % 256).reshape(32, 48, 1)).all()
 
 
+def _enormous() -> bytes:
+    data = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(data, "PNG")
+    return data.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["half", "broken", "enormous", "nothing"])
+def test_what_is_no_picture_is_named(kind: str, written: Path, tmp_path: Path) -> None:
+    shutil.copytree(written / "image", tmp_path / "set")
+    path = tmp_path / "set/data/chunk-000/file-000.parquet"
+
+    def change(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        whole = rows[3]["bytes"]
+        other = {"half": whole[:99], "broken": whole[:33] + bytes(9) + whole[42:], "nothing": None}
+        return [*rows[:3], {"bytes": _enormous() if kind == "enormous" else other[kind]}, *rows[4:]]
+
+    change_column(path, MAIN, change)
+    pictures = LeRobotSet(tmp_path / "set").pictures(MAIN)
+    with pytest.raises(ConfigError, match=f"file-000.parquet: {MAIN} of row 3 is no picture"):
+        pictures[np.array([3])]
+
+
 def test_a_changed_video_is_found(written: Path, tmp_path: Path) -> None:
     shutil.copytree(written / "video", tmp_path / "set")
     file = next((tmp_path / "set").rglob("*.mp4"))

@@ -166,7 +166,9 @@ def _timeline_hint(run: Path, config: Any) -> str:
     from rlinf.monitor.run_directory import END_FILE
 
     if config.runner.timeline:
-        return "The timeline of this run is empty: no training step has ended yet."
+        if not (run / END_FILE).is_file():
+            return "The timeline of this run is empty: no training step has ended yet."
+        return "The timeline of this run, timeline.json, is gone, or holds no step."
     if (run / END_FILE).is_file():  # no step is left
         return (
             "This run has no timeline. Get one of a new run with: rlinf train RECIPE "

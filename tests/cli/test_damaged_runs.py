@@ -116,6 +116,18 @@ def test_a_view_passes_over_what_is_damaged(run: Path, capsys: pytest.CaptureFix
     assert "shown is the plan of the configuration" in capsys.readouterr().err
 
 
+def test_a_timeline_that_is_gone_is_not_one_of_a_run_without_steps(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = (run / "config.yaml").read_text()
+    (run / "config.yaml").write_text(config.replace("timeline: false", "timeline: true"))
+    assert main(["view", str(run)]) == 0
+    assert "timeline.json, is gone, or holds no step" in " ".join(capsys.readouterr().err.split())
+    (run / "end.json").unlink()
+    assert main(["view", str(run)]) == 0
+    assert "no training step has ended yet" in " ".join(capsys.readouterr().err.split())
+
+
 def test_a_component_of_another_type_takes_of_the_former_keys_what_it_knows(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from typing import Any, Self
 from rlinf.checkpoint.manifest import FileRecord
 from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.config.nearest import did_you_mean
-from rlinf.errors import ConfigError, RunFailure
+from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.executor import (
     Arguments,
     Executor,
@@ -299,7 +299,16 @@ class Groups:
         return {n: s if self._workers[n].divides_state else s[0] for n, s in found.items()}
 
     def load_state(self, state: Mapping[str, Any], checkpoint: Path) -> None:
-        """Continue from :meth:`state`; workers may have written parts into the checkpoint."""
+        """Continue from :meth:`state`; workers may have written parts into the checkpoint.
+
+        Raises:
+            CheckpointError: It holds nothing of a component.
+        """
+        if lacking := [name for name in self._with("state") if name not in state]:
+            raise CheckpointError(
+                f"{checkpoint} holds nothing of {', '.join(lacking)}: it is of another version of "
+                "the code, or of another recipe"
+            )
         written = self._with("save_parts")
         handles = [
             self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))

@@ -60,8 +60,8 @@ def _of_this_version(checkpoint: Path) -> Iterator[None]:
         if not isinstance(cause, LookupError | TypeError | AttributeError):
             raise
         raise CheckpointError(
-            f"{checkpoint} holds another state than is read here ({told(cause)}). Go on with the "
-            "version of the code that wrote it, or start a new run"
+            f"{checkpoint} holds another state than is read here ({told(cause)}): it is of another "
+            "version of the code, or of another recipe. Go on with that, or start a new run"
         ) from error
 
 

@@ -66,16 +66,20 @@ def test_a_checkpoint_outside_of_its_run_is_told_as_such(
     assert "mine/kept is a checkpoint outside of its run" in told
 
 
-@pytest.mark.parametrize("part", ["run", "workers"])
+@pytest.mark.parametrize(
+    ("part", "why"),
+    [("run", "holds another state than is read here"), ("workers", "holds nothing of env, actor")],
+)
 def test_a_checkpoint_of_another_version_is_told_in_a_line(
-    run: Path, part: str, capsys: pytest.CaptureFixture[str]
+    run: Path, part: str, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with CheckpointStore(run / "checkpoints") as store:
         found = store.load()
         store.save(found.step, {**found.tree, part: {"of_a_later_one": 1}}, blocking=True)
     assert main(["resume", str(run), "runner.total_env_steps=24"]) == 2
     told = " ".join(capsys.readouterr().err.split())
-    assert f"{found.path.name} holds another state than is read here" in told
+    assert f"{found.path.name} {why}" in told
+    assert "of another version of the code, or of another recipe" in told
 
 
 @pytest.mark.parametrize("content", [b"", b"null"])

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from rlinf.checkpoint.manifest import (
     record,
 )
 from rlinf.checkpoint.tree import EncodedTree, decode
-from rlinf.errors import CheckpointError
+from rlinf.errors import CheckpointError, UserError, told
 
 _TREE = "tree.json"
 _SHARD_BYTES = 512 << 20
@@ -56,6 +57,21 @@ class Checkpoint(Manifest):
     tree: Any
     refused: tuple[Refusal, ...] = ()
     """Newer ones that ``load("latest")`` had to pass over."""
+
+    @contextmanager
+    def read_as_written(self) -> Iterator[None]:
+        """Meanwhile what it holds is read: tell a state that has other keys. It is unharmed, its
+        checksums say so."""
+        try:
+            yield
+        except (LookupError, TypeError, AttributeError) as error:
+            cause = error.__cause__ or error  # in a worker
+            if isinstance(cause, UserError):
+                raise
+            raise CheckpointError(
+                f"{self.path} holds another state than is read here ({told(cause)}): it is of "
+                "another version of the code, or of another recipe, or what reads it has a mistake"
+            ) from error
 
 
 def write_files(

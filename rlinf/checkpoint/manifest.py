@@ -58,9 +58,9 @@ def record_file(path: Path) -> FileRecord:
         return FileRecord(file.tell(), digest)
 
 
-def read_manifest(directory: Path) -> Manifest:
-    """The verified manifest of a directory; CheckpointError if missing, damaged, later or that of
-    another step than the directory's name says."""
+def read_manifest(directory: Path, *, renamed: bool = False) -> Manifest:
+    """The verified manifest of a directory; CheckpointError if missing, damaged, later or, unless
+    it may be ``renamed``, that of another step than the directory's name says."""
     try:
         with _readable(directory, MANIFEST):
             content = json.loads((directory / MANIFEST).read_bytes())
@@ -78,7 +78,7 @@ def read_manifest(directory: Path) -> Manifest:
         raise _refusal(directory, f"{MANIFEST} is damaged (its checksum differs)")
     del content["format"]
     named = STEP_NAME.fullmatch(directory.name)
-    if named is not None and int(named[1]) != content["step"]:
+    if named is not None and int(named[1]) != content["step"] and not renamed:
         # Taken for the newest one, it would let those beyond its step be discarded.
         raise _refusal(directory, f"it is of step {content['step']}: it was renamed or copied")
     files = {name: FileRecord(**entry) for name, entry in content.pop("files").items()}

@@ -182,11 +182,17 @@ class CheckpointStore:
         """Remove every checkpoint beyond ``step``; return their steps.
 
         So the newest one is always of the history that a run, gone on from an older one, writes.
+        One that somebody renamed, of an earlier step then, is put aside under another name.
         """
         self.wait()
         beyond = [number for number in self.steps() if number > step]
-        for number in beyond:
-            self._remove(self.path(number))
+        for path in map(self.path, beyond):
+            if _is_renamed(path):
+                aside = path.with_name(f"aside_{path.name}-{secrets.token_hex(4)}")
+                path.rename(aside)
+                logger.warning("%s is kept as %s.", path, aside.name)
+            else:
+                self._remove(path)
         self._link_latest()
         return beyond
 
@@ -345,3 +351,10 @@ def _ranked(manifests: Mapping[int, Manifest]) -> list[int]:
     """Steps whose checkpoint has a metric, the best last."""
     found = [(m.metric, step) for step, m in manifests.items() if m.metric is not None]
     return [step for _, step in sorted(found)]
+
+
+def _is_renamed(path: Path) -> bool:
+    try:
+        return read_manifest(path, renamed=True).step != int(path.name.removeprefix("step_"))
+    except CheckpointError:
+        return False

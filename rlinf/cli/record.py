@@ -64,8 +64,9 @@ def record(
 
     if episodes > MOST_EPISODES:
         raise ConfigError(f"--episodes {episodes}: nearest: {MOST_EPISODES}, the most there may be")
-    if math.isinf(noise):
-        raise ConfigError("--noise inf: must be finite; nearest: a tenth of what an action spans")
+    if not math.isfinite(noise):
+        near = "a tenth of what an action spans"
+        raise ConfigError(f"--noise {noise}: must be a finite number; nearest: {near}")
     for option, given in {"--pictures": pictures, "--fps": fps}.items():
         if form == "rlinf" and given is not None:
             raise ConfigError(

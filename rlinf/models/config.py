@@ -348,12 +348,11 @@ def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
         ConfigError: It is of another model, whose type is named, or of one that is not known.
     """
     said, known = _names_of_directory(directory, key="path"), _published_names()
-    found = said & known.keys()
-    if config.published_as and not found and (unknown := sorted(said - {"None"})):
+    named, found = said - {"None"}, said & known.keys()
+    if config.published_as and named and not named & {*known, *config.also_called}:
         raise ConfigError(
-            f"{directory} holds `{', '.join(unknown)}`, as its config.json says, and none of the "
-            f"models that are known: {', '.join(sorted(known))}; where it is a {config.type} under "
-            f'another name, let its config.json say "type": "{config.published_as[0]}"',
+            f"{directory} holds `{', '.join(sorted(named))}`, as its config.json says, and none of "
+            f"the models that are known: {', '.join(sorted(known))}",
             key="path",
         )
     if found and not found & {*config.published_as, *config.also_called}:

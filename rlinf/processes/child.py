@@ -62,7 +62,7 @@ importlib.import_module(module).main(*map(int, sys.argv[4:]))
 """
 # A process of its own, which is there where a call that hangs lets no thread of the child run, and
 # where the child was killed first, as Ray does with the children of a worker that ends.
-_GUARD = ("sh", "-c", "read line; kill -KILL 0", "rlinf: ends its group with the parent")
+_GUARD = ("sh", "-c", "read line; kill -KILL 0", "rlinf.processes.child ends with its parent")
 
 
 class ProcessLostError(Exception):
@@ -317,8 +317,9 @@ def serve(
             send(connection, reply)
             if message["operation"] == CLOSE:
                 guard.kill()
-                break
-    guard.wait()
+                guard.wait()
+                return
+    os.killpg(0, signal.SIGKILL)  # the parent is gone
 
 
 def _described(error: Exception) -> dict[str, Any]:

@@ -347,7 +347,8 @@ class TrainedPolicy:
         assert isinstance(config, EvaluatedConfig)
         self.config, self.step = config, checkpoint.step
         workers = checkpoint.tree["workers"]
-        self._weights, self._base = acting_weights(workers), base_of(workers)
+        with checkpoint.read_as_written():
+            self._weights, self._base = acting_weights(workers), base_of(workers)
         self._run = checkpoint.path.parent.parent
         self.run_name = self._run.name
         self.name = f"{self.run_name} step {checkpoint.step}"
@@ -398,7 +399,8 @@ class TrainedPolicy:
             raise
         if checkpoint.step == step:
             return None
-        return checkpoint.step, acting_weights(checkpoint.tree["workers"])
+        with checkpoint.read_as_written():
+            return checkpoint.step, acting_weights(checkpoint.tree["workers"])
 
 
 def _files_of(directory: Path) -> frozenset[tuple[str, int, int]]:

@@ -231,7 +231,8 @@ def _evaluate_one(
         name, step = served.name, served.version
     with Groups(prepared, trains=task.evaluates is None) as groups:
         if served is None:
-            prepared.load_weights(groups, checkpoint)
+            with checkpoint.read_as_written():
+                prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
         stem = f"spec_{spec.sha256[:12]}_step_{step:08d}"
         stem += "" if served is None else f"_served_{served.stem}"

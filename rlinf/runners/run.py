@@ -7,8 +7,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Generator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from typing import Any
 from rlinf.checkpoint.contents import Checkpoint, Parts
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.config.dump import config_hash, to_data
-from rlinf.errors import CheckpointError, ConfigError, UserError, told
+from rlinf.errors import CheckpointError, ConfigError, UserError
 from rlinf.flow.executor import RunningStep, StepReport
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.plan import SwitchFailure
@@ -29,7 +29,6 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.groups import Groups
 from rlinf.runners.task import Evaluated, Purpose, Task
-from rlinf.scheduler.errors import WorkerCallError
 
 log = logging.getLogger(__name__)
 
@@ -48,21 +47,6 @@ class RunState:
     def evaluated_now(self) -> bool:
         """Whether the last step was followed by an evaluation."""
         return self.score_step == self.step
-
-
-@contextmanager
-def _of_this_version(checkpoint: Path) -> Iterator[None]:
-    """Tell a state that has other keys than are read: it is unharmed, its checksums say so."""
-    try:
-        yield
-    except (LookupError, TypeError, AttributeError, WorkerCallError) as error:
-        cause = error.__cause__ if isinstance(error, WorkerCallError) else error
-        if not isinstance(cause, LookupError | TypeError | AttributeError):
-            raise
-        raise CheckpointError(
-            f"{checkpoint} holds another state than is read here ({told(cause)}): it is of another "
-            "version of the code, or of another recipe. Go on with that, or start a new run"
-        ) from error
 
 
 @dataclass
@@ -123,7 +107,7 @@ class Run:
                     return self.state
             self._start(stack)
             if former is not None:
-                with _of_this_version(former.path):
+                with former.read_as_written():
                     self._load_workers(former.tree, former.path)
             self.starting = False
             if former is None:
@@ -439,7 +423,7 @@ class Run:
             return None
         checkpoint = self._store.load()
         self._store.discard_after(checkpoint.step)
-        with _of_this_version(checkpoint.path):
+        with checkpoint.read_as_written():
             self.state = RunState(**checkpoint.tree["run"])
             self.task.load_state_dict(checkpoint.tree["task"])
             self._metrics_log.truncate(checkpoint.tree["metrics"])

@@ -274,7 +274,7 @@ def _require_forms(task: type[Task[Any]], where: str) -> None:
         try:
             TypeAdapter(form).validate_python(value)
             for _, _, style in task.figures if attribute == "figures" else ():
-                format(0.0, style)
+                format(0 if style.endswith("d") else 0.0, style)
         except ValueError as error:
             raise ConfigError(f"{where}.{attribute} is {value!r}, expected {words}") from error
 

@@ -64,10 +64,10 @@ class ActionClient:
             ServerError: The server refuses it, or would (and can be asked again), or is gone.
         """
         request = pack(observation)
-        if len(request) > LARGEST_MESSAGE:
+        if len(request) >= LARGEST_MESSAGE:
             raise ServerError(
-                f"a request of {len(request) / 2**20:.0f} MiB is larger than a server takes; "
-                f"nearest: several of at most {LARGEST_MESSAGE >> 20} MiB"
+                f"a request of {len(request):,} bytes is larger than a server takes; nearest: "
+                f"several of less than {LARGEST_MESSAGE:,}"
             )
         try:
             self._socket.send(request)

@@ -12,7 +12,7 @@ import numpy as np
 from rlinf.errors import UserError
 
 LARGEST_MESSAGE = 256 << 20
-"""Bytes that a server takes; it drops the connection of who sends more."""
+"""Bytes of a message that is too large for a server, which drops the connection of who sends it."""
 _KIND = re.compile(r"[<>|=]?[biufSU]\d{1,6}")
 """Types of numpy that travel, as it writes them; objects and records do not: no code is ever
 executed, and numpy parses nothing else."""

@@ -42,9 +42,10 @@ def write_language_model(
         total_steps=config.training_steps,
         seed=config.seed,
     )
-    state = checkpoint.tree["workers"]["actor"]["trainer"]
-    if state is None:
-        trainer.load_sharded(checkpoint.path / "actor")
-    else:
-        trainer.load_state_dict(state)
+    with checkpoint.read_as_written():
+        state = checkpoint.tree["workers"]["actor"]["trainer"]
+        if state is None:
+            trainer.load_sharded(checkpoint.path / "actor")
+        else:
+            trainer.load_state_dict(state)
     save_pretrained(trainer, directory, tokenizer, began.path)

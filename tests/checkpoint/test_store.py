@@ -135,6 +135,11 @@ def test_a_copy_under_another_number_is_not_taken_for_the_newest(tmp_path, caplo
     with pytest.raises(CheckpointError, match="it is of step 10"):
         load_checkpoint(store.path(99))
     assert load_checkpoint(shutil.copytree(store.path(10), tmp_path / "kept")).step == 10
+    truncate(shutil.copytree(store.path(10), store.path(98)) / "manifest.json")
+    assert store.discard_after(20) == [30, 98, 99]
+    assert store.steps() == [10, 20]
+    (aside,) = store.directory.glob("aside_*")
+    assert load_checkpoint(aside).step == 10
 
 
 def test_every_single_bit_of_the_small_files_matters(tmp_path):

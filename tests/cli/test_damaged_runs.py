@@ -80,6 +80,10 @@ def test_a_checkpoint_of_another_version_is_told_in_a_line(
     told = " ".join(capsys.readouterr().err.split())
     assert f"{found.path.name} {why}" in told
     assert "of another version of the code, or of another recipe" in told
+    if part == "workers":
+        assert main(["eval", str(run)]) == 2
+        told = " ".join(capsys.readouterr().err.split())
+        assert f"{found.path.name} holds another state than is read here (KeyError: 'actor'" in told
 
 
 @pytest.mark.parametrize("content", [b"", b"null"])

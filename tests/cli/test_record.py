@@ -111,7 +111,8 @@ def test_recorded_episodes_are_none_that_are_evaluated():
         (["quickstrat"], "did you mean the recipe `quickstart`"),
         (["quickstrat", "seed=1"], "did you mean the recipe `quickstart`"),
         (["quickstart", "--episodes", "999999999999"], "nearest: 1000000, the most there may be"),
-        (["quickstart", "--noise", "inf"], "must be finite"),
+        (["quickstart", "--noise", "inf"], "--noise inf: must be a finite number"),
+        (["quickstart", "--noise", "nan"], "greater than or equal to 0"),
     ],
 )
 def test_what_cannot_be_recorded_is_said(words, told, tmp_path, capsys):

@@ -190,7 +190,7 @@ def test_a_request_that_no_server_takes_is_not_sent(
     monkeypatch.setattr("rlinf.serving.client.LARGEST_MESSAGE", 1 << 20)
     with running.connect() as client:
         large = {"states": np.zeros(1 << 20, np.float32)}
-        with pytest.raises(ServerError, match="4 MiB is larger than a server takes; nearest: sev"):
+        with pytest.raises(ServerError, match="bytes is larger than a server takes; nearest: sev"):
             client.infer(large)
         assert client.infer(observation(0))["version"] == 7
 

@@ -152,8 +152,8 @@ def numbers_of(path: Path, name: str) -> np.ndarray:
         lengths = np.diff(column.offsets) if hasattr(column, "offsets") else np.zeros(0)
         if len(lengths) and lengths.min() != lengths.max():
             raise ConfigError(
-                f"{path}: `{name}` has {lengths.min()} numbers in one row and {lengths.max()} in "
-                "another; copy the set again"
+                f"{path}: rows of `{name}` have {lengths.min()} to {lengths.max()} numbers, and "
+                "not equally many; copy the set again"
             )
         column = column.flatten()
     found: np.ndarray = column.to_numpy(zero_copy_only=False)

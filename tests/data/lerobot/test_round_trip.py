@@ -164,7 +164,7 @@ def damaged(written: Path, target: Path, change: str) -> LeRobotSet:
         ("half data", r"is no whole LeRobot set: data/chunk-000/file-000.parquet: .*copy it again"),
         ("half episodes", "set: meta/episodes/chunk-000/file-000.parquet: .*copy it again"),
         ("words", "file-000.parquet: `action` holds no numbers"),
-        ("other rows", "`action` has 1 numbers in one row and 3 in another; copy the set again"),
+        ("other rows", "rows of `action` have 1 to 3 numbers, and not equally many; copy"),
         ("no pictures", f"file-000.parquet has no column `{MAIN}`; copy the set again"),
         ("half video", "is no whole video"),
         ("short video", "ends before 0.950 s"),

@@ -235,7 +235,7 @@ class Task(ABC, Generic[ConfigT]):
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted and drawn, for a checkpoint."""
+        """What was counted and drawn, for a checkpoint; asked for before the first step, too."""
         return {} if self.counts is None else asdict(self.counts)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -81,12 +81,13 @@ def record(
     written = LeRobotFormat(pictures or "video", fps) if form == "lerobot" else None
     look = "data show" if written else "check demonstrations"
     with lasting("stdout"), stop_on_interrupt("the episodes that have ended are written") as stop:
-        found = play(
+        found, place = play(
             config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
             noise=noise, form=written, stop=stop,
         )  # fmt: skip
-        say(f"recorded of {name}: {found}\nwritten to {out}; look at it with: "
-            f"rlinf {look} {shlex.quote(str(out))}")  # fmt: skip
+        meanwhile = "" if place == out else f" ({out} has been made meanwhile)"
+        say(f"recorded of {name}: {found}\nwritten to {place}{meanwhile}; look at it with: "
+            f"rlinf {look} {shlex.quote(str(place))}")  # fmt: skip
         if stop.is_set():
             say(f"interrupted: {len(found.episodes)} of {episodes} episodes")
             raise typer.Exit(INTERRUPTED)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -75,12 +76,13 @@ def record(
     noise: float = 0.0,
     form: LeRobotFormat | None = None,
     stop: threading.Event | None = None,
-) -> Demonstrations:
-    """Play episodes and write them to a directory.
+) -> tuple[Demonstrations, Path]:
+    """Play episodes and write them to a directory, which is returned beside them.
 
     Args:
         config: The recipe whose environment is played in.
-        out: Directory of the set; must not exist.
+        out: Directory of the set; if another recording has made it meanwhile, the next free one of
+            `out-2`, `out-3`, … takes its place.
         actor: Who acts; None: the expert of the simulator.
         name: What they are called.
         episodes: How many.
@@ -136,8 +138,14 @@ def record(
     source = {"env": played, "spec": spec.to_json(), "actor": name, "seed": seed, "noise": noise,
               **left_out}  # fmt: skip
     whole = Demonstrations.of(found, source)
-    (Demonstrations.save if form is None else form.write)(whole, out)
-    return whole
+    free = next(each for each in _places(out) if not each.exists())
+    (Demonstrations.save if form is None else form.write)(whole, free)
+    return whole, free
+
+
+def _places(out: Path) -> Iterator[Path]:
+    yield out
+    yield from (out.with_name(f"{out.name}-{number}") for number in itertools.count(2))
 
 
 @dataclass(frozen=True)

@@ -80,6 +80,21 @@ def test_what_has_ended_is_written_where_a_recording_is_interrupted(
         assert not out.exists()
 
 
+def test_a_set_that_another_command_has_made_meanwhile_is_left_alone(tmp_path, monkeypatch, capsys):
+    expert_of, out = record.expert_of, tmp_path / "set"
+
+    def beside_another(env):
+        out.mkdir()
+        return expert_of(env)
+
+    monkeypatch.setattr(record, "expert_of", beside_another)
+    assert main(["record", "quickstart", *SHORT, "--out", str(out), "--episodes", "1"]) == 0
+    assert not list(out.iterdir())
+    beside = tmp_path / "set-2"
+    assert len(Demonstrations.load(beside).episodes) == 1
+    assert f"written to {beside} ({out} has been made meanwhile)" in capsys.readouterr().out
+
+
 def test_a_recipe_is_meant_where_runs_of_its_name_lie(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs" / "quickstart").mkdir(parents=True)

@@ -50,7 +50,8 @@ def pi0_section() -> Any:
     from rlinf.models.vla.flow_matching import fill_fresh
     from rlinf.models.vla.pi0 import policy as pi0_policy
     from rlinf.models.vla.pi0.config import PI0Config
-    from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
+    from rlinf.models.vla.pi0.network import PI0Network, PI0Size
+    from rlinf.models.vla.transformer import TransformerSize
 
     def network(*_: Any, seed: int) -> PI0Network:
         size = PI0Size(

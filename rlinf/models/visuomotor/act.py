@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.models.attention import BiasedAttention
 from rlinf.models.visuomotor.resnet import ResNet, ResNetSize
-from rlinf.models.vla.pi0.network import BiasedAttention
 
 _BASE = 10_000.0
 Activation = Literal["relu", "gelu"]

@@ -29,8 +29,8 @@ from rlinf.models.vla.flow_matching import (
     transition_weights,
 )
 from rlinf.models.vla.instructions import refuse_unknown
-from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import square_pixels
+from rlinf.models.vla.transformer import Prefix
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -14,7 +14,7 @@ from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import MOST_ACTIONS, FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
 from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
-from rlinf.models.vla.pi0.network import TransformerSize
+from rlinf.models.vla.transformer import TransformerSize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

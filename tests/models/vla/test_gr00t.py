@@ -24,8 +24,8 @@ from rlinf.models.vla.gr00t.layouts import LAYOUTS
 from rlinf.models.vla.gr00t.network import GR00TNetwork, GR00TSize
 from rlinf.models.vla.gr00t.policy import GR00TPolicy
 from rlinf.models.vla.gr00t.prompts import PICTURE, eagle_encode, eagle_tokenizer
-from rlinf.models.vla.pi0.network import Prefix
 from rlinf.models.vla.preprocessing import cropped_pixels
+from rlinf.models.vla.transformer import Prefix
 from tests.models.test_policies import env_spec
 from tests.models.vla.support import (
     built,

@@ -15,8 +15,9 @@ from rlinf.models.config import REGISTRY, type_of_directory
 from rlinf.models.vla.conversion import convert
 from rlinf.models.vla.loading import NameLayout, load_published, open_weights, translate
 from rlinf.models.vla.pi0.layouts import EMBEDDING, EXPERT_HEAD, HEAD, LAYOUTS, PI0_ALONE
-from rlinf.models.vla.pi0.network import PI0Network, PI0Size, TransformerSize
+from rlinf.models.vla.pi0.network import PI0Network, PI0Size
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
+from rlinf.models.vla.transformer import TransformerSize
 from tests.models.test_policies import env_spec
 
 PARITY = Path(__file__).parent / "parity"

@@ -15,28 +15,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.models.attention import RotaryAttention, causal_mask, rotary_angles
 from rlinf.models.vla.gr00t.transformer import DiffusionTransformer, SelfAttention, time_waves
-from rlinf.models.vla.pi0.network import (
-    Attention,
-    PI0Size,
-    Prefix,
-    TransformerSize,
-    Vision,
-    causal_mask,
-    rotary_angles,
-)
-from rlinf.models.vla.smolvla.network import LlamaLayer
+from rlinf.models.vla.transformer import FlowSize, LlamaLayer, Prefix, TransformerSize, Vision
 
 _EPSILON = 1e-6
 _ROTARY_BASE = 1_000_000.0
 _UNROUNDED = 1e-3
 
 
-@dataclass(frozen=True)
-class GR00TSize(PI0Size):
+@dataclass(frozen=True, kw_only=True)
+class GR00TSize(FlowSize):
     """What the shapes of all weights follow from; the defaults are those of the published model.
 
     Args:
+        vision: SigLIP So400m.
         language: The first 12 of the 28 layers of Qwen3-1.7B.
         look: Of the transformer that looks over what was read.
         expert: Of the diffusion transformer.
@@ -50,9 +43,11 @@ class GR00TSize(PI0Size):
         picture_token: Token in whose place a patch is read.
     """
 
-    language: TransformerSize = TransformerSize(2048, 12, 6144)  # noqa: RUF009 - frozen
-    look: TransformerSize = TransformerSize(2048, 4, 8192)  # noqa: RUF009 - frozen
-    expert: TransformerSize = TransformerSize(1536, 16, 6144)  # noqa: RUF009 - frozen
+    vision: TransformerSize = TransformerSize(1152, 27, 4304)
+    language: TransformerSize = TransformerSize(2048, 12, 6144)
+    look: TransformerSize = TransformerSize(2048, 4, 8192)
+    expert: TransformerSize = TransformerSize(1536, 16, 6144)
+    vision_heads: int = 16
     heads: int = 16
     kv_heads: int = 8
     head_dim: int = 128
@@ -65,7 +60,10 @@ class GR00TSize(PI0Size):
     buckets: int = 1000
     picture_token: int = 151669
     vocabulary: int = 151680
+    patch: int = 14
+    image: int = 224
     horizon: int = 16
+    action_dim: int = 32
     state_dim: int = 64
 
     @property
@@ -83,7 +81,7 @@ class Qwen(nn.Module):
         self.head_dim = size.head_dim
         self.embed_tokens = nn.Embedding(size.vocabulary, width)
         self.layers = nn.ModuleList(
-            LlamaLayer(size.language, Attention(width, size, normed=True), epsilon=_EPSILON)
+            LlamaLayer(size.language, RotaryAttention(width, size, normed=True), epsilon=_EPSILON)
             for _ in range(size.language.depth)
         )
         self.norm = nn.RMSNorm(width, eps=_EPSILON)

@@ -20,9 +20,9 @@ from rlinf.models.vla.gr00t.prompts import TINY_PICTURE, eagle_encode, prompt, t
 from rlinf.models.vla.instructions import PicturePrompts
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING
-from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.preprocessing import cropped_pixels, side_by_side
 from rlinf.models.vla.statistics import ModelStatistics
+from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf.models.vla.pi0.network import TransformerSize
+from rlinf.models.vla.transformer import TransformerSize
 
 _EPSILON = 1e-5
 _LAST_EPSILON = 1e-6

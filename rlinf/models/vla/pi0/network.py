@@ -14,24 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from rlinf.models.attention import KeyValue, RotaryAttention, rotary_angles
+from rlinf.models.vla.transformer import FlowSize, Prefix, TransformerSize, Vision, sinusoids
+
 _EPSILON = 1e-6
-_PERIODS = (4e-3, 4.0)
-"""Shortest and longest period of the sinusoids that tell the denoising time."""
-
-KeyValue = tuple[Tensor, Tensor]
 
 
-@dataclass(frozen=True)
-class TransformerSize:
-    """Width, number of layers and inner width of a transformer."""
-
-    width: int
-    depth: int
-    mlp: int
-
-
-@dataclass(frozen=True)
-class PI0Size:
+@dataclass(frozen=True, kw_only=True)
+class PI0Size(FlowSize):
     """What the shapes of all weights follow from; the defaults are those of the published models.
 
     Args:
@@ -60,80 +50,6 @@ class PI0Size:
     state_dim: int = 32
 
 
-class BiasedAttention(nn.Module):
-    """Attention with biases, as of SigLIP and of ACT."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.q_proj, self.k_proj, self.v_proj, self.out_proj = (
-            nn.Linear(width, width) for _ in range(4)
-        )
-
-    def forward(
-        self, queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None = None
-    ) -> Tensor:
-        """[B, L, W] from queries [B or 1, L, W], keys and values [B, M, W] of which ``seen`` [B, M]
-        are looked at."""
-        q, k, v = (
-            each.unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for each in (self.q_proj(queries), self.k_proj(keys), self.v_proj(values))
-        )
-        mask = None if seen is None else seen[:, None, None]
-        mixed = functional.scaled_dot_product_attention(q.expand(len(k), -1, -1, -1), k, v, mask)
-        out: Tensor = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        return out
-
-
-class VisionLayer(nn.Module):
-    """A layer of SigLIP: attention and a perceptron, each behind a norm."""
-
-    def __init__(self, size: TransformerSize, heads: int) -> None:
-        super().__init__()
-        self.layer_norm1 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.self_attn = BiasedAttention(size.width, heads)
-        self.layer_norm2 = nn.LayerNorm(size.width, eps=_EPSILON)
-        self.fc1 = nn.Linear(size.width, size.mlp)
-        self.fc2 = nn.Linear(size.mlp, size.width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[B, L, W] to [B, L, W]."""
-        normed = self.layer_norm1(x)
-        x = x + self.self_attn(normed, normed, normed)
-        inner = functional.gelu(self.fc1(self.layer_norm2(x)), approximate="tanh")
-        out: Tensor = x + self.fc2(inner)
-        return out
-
-
-class Vision(nn.Module):
-    """SigLIP without its pooling head, and the projection to the width of the language model."""
-
-    def __init__(self, size: PI0Size) -> None:
-        super().__init__()
-        width, patches = size.vision.width, (size.image // size.patch) ** 2
-        self.patch_embedding = nn.Conv2d(3, width, size.patch, stride=size.patch)
-        self.position_embedding = nn.Embedding(patches, width)
-        self.layers = nn.ModuleList(
-            VisionLayer(size.vision, size.vision_heads) for _ in range(size.vision.depth)
-        )
-        self.post_layernorm = nn.LayerNorm(width, eps=_EPSILON)
-        self.projector = nn.Linear(width, size.language.width)
-
-    def patches(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] in [−1, 1] to [B, patches, W of vision]."""
-        x = self.patch_embedding(pixels.to(self.patch_embedding.weight.dtype))
-        x = x.flatten(2).transpose(1, 2) + self.position_embedding.weight
-        for layer in self.layers:
-            x = layer(x)
-        out: Tensor = self.post_layernorm(x)
-        return out
-
-    def forward(self, pixels: Tensor) -> Tensor:
-        """[B, 3, S, S] in [−1, 1] to [B, patches, W]."""
-        out: Tensor = self.projector(self.patches(pixels))
-        return out
-
-
 class Norm(nn.Module):
     """Root-mean-square norm; with a condition, adaptive (adaRMS), with a gate for the residual."""
 
@@ -159,49 +75,13 @@ def _added(x: Tensor, change: Tensor, gate: Tensor | None) -> Tensor:
     return x + change if gate is None else x + change * gate
 
 
-class Attention(nn.Module):
-    """Attention of Gemma: few heads of keys and values, rotary positions, no biases.
-
-    Of Qwen3, with ``normed``: queries and keys of each head are normalised. Of Qwen2.5, with
-    ``bias``: they and the values have biases.
-    """
-
-    def __init__(
-        self, width: int, size: PI0Size, *, normed: bool = False, bias: bool = False
-    ) -> None:
-        super().__init__()
-        self.head_dim = size.head_dim
-        self.q_norm, self.k_norm = (
-            nn.RMSNorm(size.head_dim, eps=_EPSILON) if normed else nn.Identity() for _ in range(2)
-        )
-        self.q_proj = nn.Linear(width, size.heads * size.head_dim, bias=bias)
-        self.k_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=bias)
-        self.v_proj = nn.Linear(width, size.kv_heads * size.head_dim, bias=bias)
-        self.o_proj = nn.Linear(size.heads * size.head_dim, width, bias=False)
-
-    def forward(
-        self, x: Tensor, rotary: KeyValue, mask: Tensor, past: KeyValue | None
-    ) -> tuple[Tensor, KeyValue]:
-        """What [B, L, W] see of themselves and of the past; and their own keys and values."""
-        q, k, v = (
-            layer(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for layer in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotated(self.q_norm(q), rotary), rotated(self.k_norm(k), rotary)
-        own = (k, v.clone())  # FSDP2 warns of layers that give back a view
-        if past is not None:
-            k, v = torch.cat([past[0], k], dim=2), torch.cat([past[1], v], dim=2)
-        mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask, enable_gqa=True)
-        return self.o_proj(mixed.transpose(1, 2).flatten(2)), own
-
-
 class GemmaLayer(nn.Module):
     """A layer of Gemma, of the language model or of the expert."""
 
     def __init__(self, size: TransformerSize, whole: PI0Size, *, adaptive: bool) -> None:
         super().__init__()
         self.input_layernorm = Norm(size.width, adaptive=adaptive)
-        self.self_attn = Attention(size.width, whole)
+        self.self_attn = RotaryAttention(size.width, whole)
         self.post_attention_layernorm = Norm(size.width, adaptive=adaptive)
         self.gate_proj = nn.Linear(size.width, size.mlp, bias=False)
         self.up_proj = nn.Linear(size.width, size.mlp, bias=False)
@@ -253,52 +133,6 @@ class Gemma(nn.Module):
             x, own = layer(x, rotary, mask, past[place] if past else None, condition)
             found.append(own)
         return self.norm(x, condition)[0], found
-
-
-def causal_mask(there: Tensor) -> Tensor:
-    """[B, 1, L, L] of tokens that see those before them, of those that are ``there`` [B, L].
-
-    One that is not there sees itself, so that nothing becomes NaN.
-    """
-    length = there.shape[1]
-    before = torch.ones(length, length, dtype=torch.bool, device=there.device).tril()
-    alone = torch.eye(length, dtype=torch.bool, device=there.device)
-    return (before & there[:, None] | alone)[:, None]
-
-
-def rotary_angles(positions: Tensor, head_dim: int, base: float = 10_000.0) -> KeyValue:
-    """Cosines and sines [B, 1, L, d/2] of rotary positions."""
-    exponents = torch.arange(0, head_dim, 2, device=positions.device).float() / head_dim
-    angles = positions[:, None, :, None].float() * base**-exponents
-    return angles.cos(), angles.sin()
-
-
-def rotated(x: Tensor, rotary: KeyValue) -> Tensor:
-    """[B, heads, L, d] turned by :func:`rotary_angles`."""
-    (cosine, sine), (first, second) = rotary, x.float().chunk(2, dim=-1)
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    return torch.cat(turned, dim=-1).to(x.dtype)
-
-
-@dataclass(frozen=True)
-class Prefix:
-    """What has been read: pictures and text.
-
-    Args:
-        past: Keys and values per layer, each [B, heads, P, d].
-        mask: [B, P], which tokens there are.
-        hidden: [B, P, W] the last hidden states of the language model.
-    """
-
-    past: list[KeyValue]
-    mask: Tensor
-    hidden: Tensor
-
-    @property
-    def mean(self) -> Tensor:
-        """[B, W] of the hidden states of what there is."""
-        there = self.mask.unsqueeze(-1).to(self.hidden.dtype)
-        return (self.hidden * there).sum(1) / there.sum(1)
 
 
 class PI0Network(nn.Module):
@@ -368,12 +202,3 @@ class PI0Network(nn.Module):
         hidden, _ = self.expert(x, positions, mask, prefix.past, condition)
         hidden = hidden[:, -noisy.shape[1] :].contiguous()
         return self.action_out_proj(hidden).float(), hidden
-
-
-def sinusoids(time: Tensor, width: int) -> Tensor:
-    """[B] to [B, width]; in float64 where the device has it, as angles go up to 1571."""
-    exact = torch.float32 if time.device.type == "mps" else torch.float64
-    fraction = torch.linspace(0, 1, width // 2, dtype=exact, device=time.device)
-    shortest, longest = _PERIODS
-    angles = 2 * math.pi * time[:, None].to(exact) / (shortest * (longest / shortest) ** fraction)
-    return torch.cat([angles.sin(), angles.cos()], dim=-1).float()

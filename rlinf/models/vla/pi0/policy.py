@@ -16,7 +16,7 @@ from rlinf.models.vla.instructions import InstructionTable
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.config import PI05Config
 from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
-from rlinf.models.vla.pi0.network import PI0Network, PI0Size, Prefix, TransformerSize
+from rlinf.models.vla.pi0.network import PI0Network, PI0Size
 from rlinf.models.vla.pi0.prompts import (
     TINY_VOCABULARY,
     StatePrompts,
@@ -26,6 +26,7 @@ from rlinf.models.vla.pi0.prompts import (
     tiny_encoder,
 )
 from rlinf.models.vla.preprocessing import side_by_side
+from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -17,23 +17,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf.models.vla.pi0.network import (
-    Attention,
-    KeyValue,
-    PI0Size,
+from rlinf.models.attention import Heads, KeyValue, RotaryAttention, rotary_angles, rotated
+from rlinf.models.vla.transformer import (
+    FlowSize,
+    LlamaLayer,
     Prefix,
     TransformerSize,
     Vision,
-    rotary_angles,
-    rotated,
     sinusoids,
 )
 
 _EPSILON = 1e-5
 
 
-@dataclass(frozen=True)
-class SmolVLASize(PI0Size):
+@dataclass(frozen=True, kw_only=True)
+class SmolVLASize(FlowSize):
     """What the shapes of all weights follow from; the defaults are those of the published model.
 
     Args:
@@ -44,9 +42,9 @@ class SmolVLASize(PI0Size):
         every: Of so many layers of the expert the first attends to actions too.
     """
 
-    vision: TransformerSize = TransformerSize(768, 12, 3072)  # noqa: RUF009 - frozen
-    language: TransformerSize = TransformerSize(960, 16, 2560)  # noqa: RUF009 - frozen
-    expert: TransformerSize = TransformerSize(720, 16, 2048)  # noqa: RUF009 - frozen
+    vision: TransformerSize = TransformerSize(768, 12, 3072)
+    language: TransformerSize = TransformerSize(960, 16, 2560)
+    expert: TransformerSize = TransformerSize(720, 16, 2048)
     vision_heads: int = 12
     heads: int = 15
     kv_heads: int = 5
@@ -54,6 +52,9 @@ class SmolVLASize(PI0Size):
     vocabulary: int = 49280
     patch: int = 16
     image: int = 512
+    horizon: int = 50
+    action_dim: int = 32
+    state_dim: int = 32
     shuffle: int = 4
     every: int = 2
 
@@ -76,12 +77,12 @@ class ShuffledVision(Vision):
         return out
 
 
-class CrossAttention(Attention):
+class CrossAttention(RotaryAttention):
     """Attention to projections of the keys and values of another layer."""
 
-    def __init__(self, width: int, size: PI0Size) -> None:
-        super().__init__(width, size)
-        given = size.kv_heads * size.head_dim
+    def __init__(self, width: int, heads: Heads) -> None:
+        super().__init__(width, heads)
+        given = heads.kv_heads * heads.head_dim
         self.k_proj, self.v_proj = (nn.Linear(given, given, bias=False) for _ in range(2))
 
     def forward(
@@ -102,32 +103,6 @@ class CrossAttention(Attention):
         return self.o_proj(mixed.transpose(1, 2).flatten(2)), past
 
 
-class LlamaLayer(nn.Module):
-    """A layer of Llama, of a language model or of an expert, around its attention."""
-
-    def __init__(
-        self, size: TransformerSize, attention: Attention, *, epsilon: float = _EPSILON
-    ) -> None:
-        super().__init__()
-        self.crosses = isinstance(attention, CrossAttention)
-        self.input_layernorm = nn.RMSNorm(size.width, eps=epsilon)
-        self.self_attn = attention
-        self.post_attention_layernorm = nn.RMSNorm(size.width, eps=epsilon)
-        self.gate_proj = nn.Linear(size.width, size.mlp, bias=False)
-        self.up_proj = nn.Linear(size.width, size.mlp, bias=False)
-        self.down_proj = nn.Linear(size.mlp, size.width, bias=False)
-
-    def forward(
-        self, x: Tensor, places: KeyValue, mask: Tensor, past: KeyValue | None
-    ) -> tuple[Tensor, KeyValue]:
-        """[B, L, W] to [B, L, W], and keys and values [B, heads, L, d]."""
-        change, own = self.self_attn(self.input_layernorm(x), places, mask, past)
-        x = x + change
-        normed = self.post_attention_layernorm(x)
-        inner = functional.silu(self.gate_proj(normed)) * self.up_proj(normed)
-        return x + self.down_proj(inner), own
-
-
 @dataclass(frozen=True)
 class Visibility:
     """Where tokens are and what they see: positions [B, L], mask [B, 1, L, keys]."""
@@ -146,9 +121,12 @@ class Llama(nn.Module):
         self.head_dim = whole.head_dim
         if vocabulary:
             self.embed_tokens = nn.Embedding(vocabulary, size.width)
+        self.attentions = [
+            CrossAttention if place % every else RotaryAttention for place in range(size.depth)
+        ]
         self.layers = nn.ModuleList(
-            LlamaLayer(size, (CrossAttention if place % every else Attention)(size.width, whole))
-            for place in range(size.depth)
+            LlamaLayer(size, attention(size.width, whole), epsilon=_EPSILON)
+            for attention in self.attentions
         )
         self.norm = nn.RMSNorm(size.width, eps=_EPSILON)
 
@@ -165,7 +143,7 @@ class Llama(nn.Module):
         turned = [None if seen is None else rotary_angles(seen.positions, self.head_dim)
                   for seen in (own, cross)]  # fmt: skip
         for place, layer in enumerate(self.layers):
-            crosses = bool(layer.crosses)
+            crosses = self.attentions[place] is CrossAttention
             places, seen = turned[crosses], cross if crosses else own
             assert places is not None
             assert seen is not None

@@ -16,10 +16,10 @@ from rlinf.models.vla.instructions import InstructionTable, encoding, read_token
 from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
-from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 from rlinf.models.vla.preprocessing import side_by_side, square_pixels
 from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
+from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -17,16 +17,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from rlinf.models.adapters import LowRankLinear
+from rlinf.models.attention import KeyValue, RotaryAttention, causal_mask, rotary_angles
 from rlinf.models.vla.gr00t.transformer import time_waves
-from rlinf.models.vla.pi0.network import (
-    Attention,
-    KeyValue,
-    PI0Size,
-    Prefix,
-    TransformerSize,
-    causal_mask,
-    rotary_angles,
-)
+from rlinf.models.vla.transformer import FlowSize, Prefix, TransformerSize
 from rlinf.models.vla.wall_oss.vision import Tower
 
 _EPSILON = 1e-6
@@ -34,8 +27,8 @@ _ROTARY_BASE = 1_000_000.0
 TEXT, ACTIONS = 0, 1
 
 
-@dataclass(frozen=True)
-class WallSize(PI0Size):
+@dataclass(frozen=True, kw_only=True)
+class WallSize(FlowSize):
     """What the shapes of all weights follow from; the defaults are those of Qwen2.5-VL-3B.
 
     Args:
@@ -52,9 +45,9 @@ class WallSize(PI0Size):
         image: Pixels of the longer edge of a picture, about.
     """
 
-    vision: TransformerSize = TransformerSize(1280, 32, 3420)  # noqa: RUF009 - frozen
-    language: TransformerSize = TransformerSize(2048, 36, 11008)  # noqa: RUF009 - frozen
-    expert: TransformerSize = TransformerSize(2048, 36, 11008)  # noqa: RUF009 - frozen
+    vision: TransformerSize = TransformerSize(1280, 32, 3420)
+    language: TransformerSize = TransformerSize(2048, 36, 11008)
+    expert: TransformerSize = TransformerSize(2048, 36, 11008)
     vision_heads: int = 16
     heads: int = 16
     kv_heads: int = 2
@@ -66,6 +59,7 @@ class WallSize(PI0Size):
     sections: tuple[int, int, int] = (16, 24, 24)
     picture_token: int = 151655
     state_token: int = -1
+    patch: int = 14
     image: int = 256
     horizon: int = 32
     action_dim: int = 20
@@ -79,7 +73,7 @@ class WallPrefix(Prefix):
     following: Tensor
 
 
-class Perceptron(nn.Module):
+class GatedPerceptron(nn.Module):
     """The gated one of Qwen."""
 
     def __init__(self, width: int, inner: int) -> None:
@@ -101,10 +95,10 @@ class RoutedLayer(nn.Module):
         super().__init__()
         width = size.language.width
         self.input_layernorm = nn.RMSNorm(width, eps=_EPSILON)
-        self.self_attn = Attention(width, size, bias=True)
+        self.self_attn = RotaryAttention(width, size, bias=True)
         self.post_attention_layernorm = nn.RMSNorm(width, eps=_EPSILON)
         self.experts = nn.ModuleList(
-            Perceptron(width, inner) for inner in (size.language.mlp, size.expert.mlp)
+            GatedPerceptron(width, inner) for inner in (size.language.mlp, size.expert.mlp)
         )
 
     def forward(

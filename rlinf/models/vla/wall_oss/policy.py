@@ -17,9 +17,9 @@ from rlinf.models.vla.instructions import Encode, PicturePrompts, encoding, read
 from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD
-from rlinf.models.vla.pi0.network import Prefix, TransformerSize
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
 from rlinf.models.vla.preprocessing import resized_pixels
+from rlinf.models.vla.transformer import Prefix, TransformerSize
 from rlinf.models.vla.wall_oss.config import VIEWS, WallOSSConfig
 from rlinf.models.vla.wall_oss.network import ACTIONS, WallNetwork, WallSize
 

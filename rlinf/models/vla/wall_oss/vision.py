@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from rlinf.models.vla.pi0.network import KeyValue, TransformerSize, rotary_angles, rotated
+from rlinf.models.attention import KeyValue, rotary_angles, rotated
+from rlinf.models.vla.transformer import TransformerSize
 
 _EPSILON = 1e-6
 _FRAMES = 2  # that a patch spans in a film; a picture is shown as often

@@ -316,7 +316,8 @@ def _show_memory(task: AnyTask, config: Any, limit: int | None) -> None:
 
     runner = partial(Run, task)
     report = preflight(config, runner, task.flow, limit)
-    rows = [(process.role, _mib(process.peak)) for process in report.processes]
+    large = [each for each in report.processes if each.peak >= 2**20]
+    rows = [(process.role, _mib(process.peak)) for process in large]
     show_table("most memory of each process in the worst step", ("process", "peak"), rows)
     say(f"\nall at the same time: {_mib(report.total)}; there is: {_mib(report.limit)}")
     for each in report.devices:

@@ -522,6 +522,21 @@ def test_a_ray_that_a_command_started_is_found_while_it_answers(tmp_path, monkey
     assert join_address() is None  # it has ended, and its file is left
 
 
+def test_joining_a_ray_that_nobody_named_is_said(monkeypatch, capsys):
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.cluster_config import ClusterConfig
+    from rlinf.scheduler.runtime import ray_start
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_start, "_started_by_command", lambda: "10.0.0.1:6379")
+    monkeypatch.setattr(ray, "init", lambda **given: None)
+    ray_start.connect(ClusterConfig())
+    assert "joining the Ray at 10.0.0.1:6379" in capsys.readouterr().out
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    ray_start.connect(ClusterConfig())
+    assert not capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("address", "told"),
     [

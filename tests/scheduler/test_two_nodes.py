@@ -1,8 +1,10 @@
 """Two Ray nodes on this machine: messages, channels, attaching, deaths."""
 
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import textwrap
 
 import pytest
@@ -86,7 +88,10 @@ PROGRAM = """
 def test_two_nodes():
     pytest.importorskip("ray")
     program = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=250, check=False)
+    with tempfile.TemporaryDirectory() as place:  # else what starts meanwhile joins these machines
+        environment = {**os.environ, "RAY_TMPDIR": place}
+        done = subprocess.run(program, env=environment, capture_output=True, text=True,
+                              timeout=250, check=False)  # fmt: skip
     assert done.returncode == 0, done.stderr
     line = next(line for line in done.stdout.splitlines() if line.startswith("{"))
     streamed = [0.0, 1.0, 2.0, 3.0, 4.0]

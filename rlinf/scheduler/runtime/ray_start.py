@@ -65,7 +65,13 @@ def connect(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     _check_open_files()
-    address = config.address or os.environ.get("RAY_ADDRESS") or _started_by_command()
+    address = config.address or os.environ.get("RAY_ADDRESS")
+    if not address and (address := _started_by_command()):
+        print(
+            f"joining the Ray at {address}, which was started on this machine; for one of its own: "
+            "cluster.address=local",
+            flush=True,
+        )
     # What the driver can import its workers can import, too.
     paths = [path for part in program_paths() for path in part]
     common: dict[str, Any] = {"namespace": NAMESPACE, "logging_level": "WARNING"}

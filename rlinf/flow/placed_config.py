@@ -162,7 +162,20 @@ class PlacedConfig(StrictModel):
     def plan(self) -> Plan:
         """What `cluster.plan` says, or the hand-written placement as a plan."""
         if isinstance(self.cluster.plan, Plan):
-            return self.cluster.plan
+            given = self.cluster.plan
+            # A planner places who has a stage in a training step, and none of these may.
+            more = {
+                name: ComponentPlan(
+                    devices=(0,),
+                    processes=1,
+                    pipeline_stages=self.pipeline_stages(name),
+                    reason="the first device, by default",
+                )
+                for name in self.placed_by_default
+                if name not in given.components
+            }
+            both = {"components": {**given.components, **more}}
+            return given.model_copy(update=both) if more else given
         components: dict[str, ComponentPlan] = {}
         for entry in parse_component_placement(self.placement()):
             processes = entry.processes(self.devices)
@@ -415,7 +428,7 @@ class PlacedConfig(StrictModel):
                 raise illegal("cluster.plan", why, hint=hint)
         nodes = self.cluster.num_nodes
         each = self.devices // nodes
-        for key, why, hint in plan.problems(self.components, self.offloading, nodes, each):
+        for key, why, hint in self.plan.problems(self.components, self.offloading, nodes, each):
             raise illegal(f"cluster.plan.{key}", why, hint=hint)
         for name, part in plan.components.items():
             stages = self.pipeline_stages(name)

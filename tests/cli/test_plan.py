@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from pydantic_core import PydanticCustomError
 
 from rlinf.cli.main import main
+from rlinf.cli.tasks import read_config
 from rlinf.cli.view import run_report
 from rlinf.config.component import illegal
 from rlinf.config.load import load_recipe
@@ -21,7 +22,7 @@ from rlinf.planner import kept_profiles, planned, profiling
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied_config import EmbodiedConfig
 
-from ..runners import reasoning_support
+from ..runners import off_policy_support, reasoning_support, supervised_support
 from ..runners.support import small_config, write_recipe
 
 SLOTS = "cluster.cpu_devices_per_node=2"
@@ -84,6 +85,38 @@ def test_plan_alternatives_and_the_command_that_runs_it(
     assert words[:3] == ["rlinf", "train", recipe]
     loaded = load_recipe(recipe, words[3:])
     assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        off_policy_support.write_recipe,
+        supervised_support.write_fine_tuning,
+        supervised_support.write_cloning,
+    ],
+    ids=["off_policy", "sft", "behaviour_cloning"],
+)
+@pytest.mark.parametrize("saved", [False, True])
+def test_runs_of_every_family_accept_the_plan_that_is_found(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    write: Callable[[Path], Path],
+    saved: bool,
+) -> None:
+    recipe = str(write(tmp_path))
+    task, _, config = read_config(recipe, [SLOTS])
+    staged = {stage.component for _, stage in task.flow(config).stages()}
+    costs = {name: measured({1: 1.0, 2: 2.0}) for name in staged}
+    kept_profiles.fingerprints(config).profile(costs).save(tmp_path / "profile.json")
+    words = ["--profile", str(tmp_path / "profile.json")]
+    words += ["--save", str(tmp_path / "plan.yaml")] if saved else []
+    assert main(["plan", recipe, SLOTS, *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    _, _, found = read_config(recipe, shlex.split(command)[5:])
+    assert found.plan.components.keys() == {*found.components} >= staged
+    # Who only evaluates is where it is in a placement that does not name it.
+    others = {found.plan.components[name].placement for name in {*found.components} - staged}
+    assert others <= {"0"}
 
 
 def test_the_command_of_a_plan_repeats_nothing_that_it_replaces(

@@ -81,8 +81,9 @@ def test_a_batch_without_tokens_is_prepared(name: str) -> None:
 
 def test_no_value_within_its_bound_counts_as_clipped() -> None:
     generator = torch.Generator().manual_seed(0)
-    old = 100 * torch.randn(1000, 1, generator=generator)
-    values = old + 0.19 * (2 * torch.rand(1000, 1, generator=generator) - 1)
+    # Drawn apart, not as old + change: then old + (value − old) rounds to other numbers, too.
+    old, values = 0.1 * (2 * torch.rand(2, 1000, 1, generator=generator) - 1)
+    assert bool((old + (values - old) != values).any())
     targets = torch.randn(1000, 1, generator=generator)
     keys = {"old_values": old, "returns": targets, "value_clip": 0.2, "delta": 10.0}
     loss, clipped = clipped_value_loss(values=values, **keys)

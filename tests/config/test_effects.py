@@ -57,6 +57,7 @@ IDLE = [
     ("sft/window_open_pictures", "model.critic_reads=states"),
     ("embodied/drawer_close_sac", "actor.optim.value_lr=1e-3"),
     ("quickstart", "actor.offload.optimizer=false"),
+    ("quickstart", "cluster.residency.actor=resident actor.offload.optimizer=false"),
     ("quickstart", "actor.precision.reduce=bfloat16"),
     ("quickstart", "actor.reshard=after_update"),
     ("quickstart", "actor.lr_sched.type=constant actor.lr_sched.final_fraction=0.1"),

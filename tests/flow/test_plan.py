@@ -209,7 +209,10 @@ def test_a_plan_that_was_found_is_the_config_as_it_is(tmp_path):
             {"rollout": "{devices: '1,3', processes: 1, pipeline_stages: 2}"},
             r"some that are apart.*nearest: 0-1",
         ),
-        ({"actor": "{devices: 0, residency: offload}"}, r"nothing to offload; nearest: resident"),
+        (
+            {"env": "{devices: 0-1, pipeline_stages: 2, residency: offload}"},
+            r"env has nothing to offload; nearest: resident; components that have: actor",
+        ),
         ({"actor": "{devices: 0, pipeline_stages: 2}"}, r"is in no loop that has .*nearest: 1"),
         ({"env": "{devices: 0-1}"}, r"env has 2 sub-batches in flight in its loop; nearest: 2"),
         ({"env": "{devices: 0-1, granularity: 2}"}, r"has no key `granularity`"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -11,8 +13,8 @@ from rlinf.errors import UserError
 from rlinf.flow import placed_config
 from rlinf.runners.reasoning_config import ReasoningConfig
 
+from . import off_policy_support, supervised_support, support
 from .reasoning_support import assert_equal_runs, small_config, train
-from .support import small_config as small_embodied_config
 
 SHARED = "cluster.component_placement={'rollout,reward,actor': '0'}"
 
@@ -74,9 +76,12 @@ def test_refused(tmp_path: Path, value: str, message: str) -> None:
     assert message in str(refused.value)
 
 
-def test_an_embodied_run_has_nothing_to_offload(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="env has nothing to offload; components that have: none"):
-        small_embodied_config(tmp_path, "cluster.residency={env: offload}")
+def test_of_an_embodied_run_the_trainer_alone_offloads(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="env has nothing to offload; components that have: actor"):
+        support.small_config(tmp_path, "cluster.residency={env: offload}")
+    assert support.small_config(tmp_path).plan.components["actor"].residency == "resident"
+    away = ("cluster.residency={actor: offload}", "actor.offload.weights=false")
+    assert support.small_config(tmp_path, *away).plan.components["actor"].residency == "offload"
 
 
 PPO = ("algorithm={type: ppo, kl_reward_beta: 0.01}", "critic={optim: {lr: 1.0e-3}}")
@@ -92,6 +97,31 @@ def test_offloading_changes_no_bit(tmp_path: Path, residency: str, more: tuple[s
     kept = train(tmp_path / "kept", *more)
     away = train(tmp_path / "away", *more, f"cluster.residency={residency}", "runner.timeline=true")
     assert_equal_runs(kept, away)
+    assert '"offload"' in (away / "timeline.json").read_text()
+
+
+def cloning(directory: Path, *overrides: str) -> Path:
+    directory.mkdir()
+    recipe = supervised_support.write_cloning(directory)
+    supervised_support.run_recipe(recipe, directory / "run", "runner.total_steps=3", *overrides)
+    return directory / "run"
+
+
+def acting(directory: Path, *overrides: str) -> Path:
+    return off_policy_support.train(directory, "runner.total_env_steps=512", *overrides)
+
+
+@pytest.mark.parametrize(
+    ("run", "support"),
+    [(acting, support), (cloning, supervised_support)],
+    ids=["off_policy", "behaviour_cloning"],
+)
+def test_offloading_the_trainer_of_a_policy_changes_no_bit(
+    tmp_path: Path, run: Callable[..., Path], support: ModuleType
+) -> None:
+    kept = run(tmp_path / "kept")
+    away = run(tmp_path / "away", "cluster.residency={actor: offload}", "runner.timeline=true")
+    support.assert_equal_runs(kept, away)
     assert '"offload"' in (away / "timeline.json").read_text()
 
 

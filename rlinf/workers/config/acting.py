@@ -162,6 +162,11 @@ class EvaluatedConfig(PlacedConfig):
         """Sub-batches of environments that are in flight at once, over all env workers."""
         return self.world_size("env") * self.rollout.pipeline_stage_num
 
+    @property
+    def offloading(self) -> tuple[str, ...]:
+        """What trains, where the plan says so by hand; who acts keeps its policy."""
+        return ("actor",)
+
     pipeline_key: ClassVar[str] = "rollout.pipeline_stage_num"
 
     def pipeline_stages(self, component: str) -> int:
@@ -211,6 +216,9 @@ class EvaluatedConfig(PlacedConfig):
         if not self.needs_values:
             yield from unused(self.model, self.model.of_values, without=without, at="model.")
             yield from unused(self.actor.optim, ("value_lr",), without=without, at="actor.optim.")
+        if self.plan.components["actor"].residency == "resident":
+            kept, by = self.actor.offload, "cluster.residency: {actor: offload}"
+            yield from unused(kept, type(kept).model_fields, without=by, at="actor.offload.")
         idle = ["group_size", "use_fixed_reset_states", "reward_scale"]
         if not self.explores:
             for key, section in self.env.sections.items():

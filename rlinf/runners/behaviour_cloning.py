@@ -68,4 +68,4 @@ class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[Behav
         self.evaluator.leave_policy(run)
 
     def _act_with_newest(self, run: Run) -> None:
-        self.evaluator.load_weights(run.groups, run.groups.state(), run.state.step)
+        self.evaluator.load_weights(run.groups, run.groups.state(whole=True), run.state.step)

@@ -143,17 +143,19 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         del metrics
         return result.score
 
-    def load_weights(self, groups: Groups, workers: Mapping[str, Any], step: int) -> None:
-        """Let the policy act with what the state of a run's workers has."""
-        weights, base = acting_weights(workers), base_of(workers)
+    def load_weights(
+        self, groups: Groups, workers: Mapping[str, Any], step: int, checkpoint: Path | None = None
+    ) -> None:
+        """Let the policy act with what the state of a run's workers has; see
+        :func:`acting_weights`."""
+        weights, base = acting_weights(workers, checkpoint)
         groups["rollout"].load_weights(weights, step, base).wait()
 
     def leave_policy(self, run: Run) -> None:
         """Evaluate held-out episodes, and leave weights and a video behind."""
         run.evaluate("held_out")
         path = run.directory.path / POLICY_FILE
-        state = run.groups.state()
-        export_policy(path, self._config, acting_weights(state), base_of(state))
+        export_policy(path, self._config, *acting_weights(run.groups.state(whole=True)))
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it
             return
@@ -207,12 +209,21 @@ def _played_in(sections: Sequence[EnvConfig]) -> dict[str, Any]:
     }
 
 
-def acting_weights(workers: Mapping[str, Any]) -> dict[str, Any]:
-    """Weights of the policy in the state of a run's workers."""
-    from rlinf.trainers.modules import POLICY
-    from rlinf.trainers.trainer import saved_weights
+def acting_weights(
+    workers: Mapping[str, Any], checkpoint: Path | None = None
+) -> tuple[dict[str, Any], str | None]:
+    """Weights of the policy in the state of a run's workers, and what it was trained from.
 
-    return saved_weights(workers["actor"]["trainer"], POLICY)
+    The ranks of the trainer may have written their parts into a ``checkpoint``.
+    """
+    from rlinf.models.policy_weights import BASE
+    from rlinf.trainers.modules import POLICY
+    from rlinf.trainers.trainer import read_sharded, saved_weights
+
+    state = workers["actor"]["trainer"]
+    if state is None and checkpoint is not None:
+        state = read_sharded(checkpoint / "actor")
+    return saved_weights(state, POLICY), state.get(BASE)
 
 
 def export_policy(
@@ -223,14 +234,6 @@ def export_policy(
     from rlinf.models.policy_weights import BASE
 
     export_weights(path, weights, config.model.header() | ({} if base is None else {BASE: base}))
-
-
-def base_of(workers: Mapping[str, Any]) -> str | None:
-    """What the policy in the state of a run's workers was trained from."""
-    from rlinf.models.policy_weights import BASE
-
-    found: str | None = workers["actor"]["trainer"].get(BASE)
-    return found
 
 
 def play_episodes(
@@ -311,7 +314,8 @@ class PlayingTask(Task[EvaluatedT]):
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
         with _naming_other_training(self.directory, groups.started["env"][0]):
-            self.evaluator.load_weights(groups, checkpoint.tree["workers"], checkpoint.step)
+            workers = checkpoint.tree["workers"]
+            self.evaluator.load_weights(groups, workers, checkpoint.step, checkpoint.path)
 
 
 @contextmanager
@@ -348,7 +352,7 @@ class TrainedPolicy:
         self.config, self.step = config, checkpoint.step
         workers = checkpoint.tree["workers"]
         with checkpoint.read_as_written():
-            self._weights, self._base = acting_weights(workers), base_of(workers)
+            self._weights, self._base = acting_weights(workers, checkpoint.path)
         self._run = checkpoint.path.parent.parent
         self.run_name = self._run.name
         self.name = f"{self.run_name} step {checkpoint.step}"
@@ -400,7 +404,8 @@ class TrainedPolicy:
         if checkpoint.step == step:
             return None
         with checkpoint.read_as_written():
-            return checkpoint.step, acting_weights(checkpoint.tree["workers"])
+            weights, _ = acting_weights(checkpoint.tree["workers"], checkpoint.path)
+        return checkpoint.step, weights
 
 
 def _files_of(directory: Path) -> frozenset[tuple[str, int, int]]:

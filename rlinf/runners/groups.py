@@ -289,10 +289,12 @@ class Groups:
 
     # -- checkpoints ----------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """State of the workers, by component: that of rank 0, or a list where all differ."""
+    def state(self, *, whole: bool = False) -> dict[str, Any]:
+        """State of the workers, by component: that of rank 0, or a list where all differ; without
+        what they are to write into a checkpoint themselves, unless ``whole``."""
+        parts = () if whole else self._parts
         handles = {
-            name: self._groups[name].state(**({"whole": False} if name in self._parts else {}))
+            name: self._groups[name].state(**({"whole": False} if name in parts else {}))
             for name in self._with("state")
         }
         found = {name: handle.wait() for name, handle in handles.items()}

@@ -7,13 +7,16 @@ from __future__ import annotations
 import io
 import pickle
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.default_planner import (
+    DefaultLoadPlanner,
+    _EmptyStateDictLoadPlanner,
+)
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, Metadata
 from torch.distributed.checkpoint.planner import ReadItem
@@ -84,23 +87,33 @@ def load_parts(directory: Path, tree: Tree, ranks: Grid | Replicas) -> Tree:
     """
     if not (directory / _INDEX).is_file():
         raise CheckpointError(f"{directory} holds no sharded checkpoint")
-    state, reader = dict(tree), PlainReader(directory)
+    state = dict(tree)
+    _read(directory, state, _PlainPlanner(), group=ranks.group, alone=ranks.mesh is None)
+    return state
+
+
+def read_whole(directory: Path, names: Collection[str]) -> dict[str, Any]:
+    """What :func:`save_parts` wrote under these names (``modules.policy.master``), whole, as a tree
+    on the CPU; a CheckpointError where it cannot be read."""
+    planner = _RoomForWhole(set(names))  # type: ignore[no-untyped-call]
+    _read(directory, {}, planner, group=None, alone=True)
+    return dict(planner.original_state_dict)  # the empty one that is given stays so
+
+
+def _read(
+    directory: Path, state: dict[str, Any], planner: DefaultLoadPlanner, *, group: Any, alone: bool
+) -> None:
+    """Fill a tree."""
+    reader = PlainReader(directory)
     try:
         with warnings.catch_warnings():  # one rank reads alone, as it is meant to
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
-            load(
-                state,
-                storage_reader=reader,
-                planner=_PlainPlanner(),
-                process_group=ranks.group,
-                no_dist=ranks.mesh is None,
-            )
+            load(state, storage_reader=reader, planner=planner, process_group=group, no_dist=alone)
     except (CheckpointException, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()
         raise CheckpointError(
             f"{directory} is of another model: {reason[-1] if reason else error}"
         ) from error
-    return state
 
 
 def _memory_format(kind: Any, name: str) -> Any:
@@ -141,3 +154,7 @@ class _PlainPlanner(DefaultLoadPlanner):
         torch.save(torch.load(value, weights_only=True), plain)
         plain.seek(0)
         super().load_bytes(read_item, plain)
+
+
+class _RoomForWhole(_PlainPlanner, _EmptyStateDictLoadPlanner):
+    """Makes room for what the index names, so that no module is needed to read into."""

@@ -458,12 +458,7 @@ class Trainer:
             for name, each in self._kept.items():
                 if each is not None:
                     each.load_parts(found[name])
-        try:
-            text = io.BytesIO(base64.b64decode(found["numbers"]))
-            numbers = torch.load(text, weights_only=True)
-        except (pickle.UnpicklingError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"the numbers of a checkpoint cannot be read: {error}") from error
-        self.load_numbers(numbers)
+        self.load_numbers(_numbers_in(found["numbers"]))
 
     def _more(self) -> dict[str, Any]:
         """Written beside the modules; numbers are text, as their tensors may change shape."""
@@ -579,6 +574,27 @@ def _observed(trajectory: Trajectory) -> dict[str, Tensor]:
     rows = (trajectory.uninterrupted() & ~idle_rows(trajectory)).flatten()
     inputs = {name: column.flatten(0, 1) for name, column in trajectory.forward_inputs.items()}
     return inputs if bool(rows.all()) else {name: each[rows] for name, each in inputs.items()}
+
+
+def read_sharded(directory: Path) -> dict[str, Any]:
+    """What :func:`saved_weights` reads, and :meth:`Trainer.numbers`, of what
+    :meth:`Trainer.save_sharded` wrote: whole, on the CPU, whatever number of ranks wrote it."""
+    from rlinf.trainers.checkpoint import read_whole
+
+    names = *(f"modules.{POLICY}.{each}" for each in ("master", "buffers")), "average", "numbers"
+    found = read_whole(directory, names)
+    policy = {"buffers": {}, **found["modules"][POLICY]}
+    numbers = _numbers_in(found.pop("numbers"))
+    return {**found, "modules": {POLICY: policy}, **numbers}
+
+
+def _numbers_in(text: str) -> dict[str, Any]:
+    """What a sharded checkpoint holds beside tensors."""
+    try:
+        found: dict[str, Any] = torch.load(io.BytesIO(base64.b64decode(text)), weights_only=True)
+    except (pickle.UnpicklingError, ValueError, RuntimeError) as error:
+        raise CheckpointError(f"the numbers of a checkpoint cannot be read: {error}") from error
+    return found
 
 
 def saved_weights(state: Mapping[str, Any], name: str) -> dict[str, Tensor]:

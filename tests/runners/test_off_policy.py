@@ -117,6 +117,25 @@ def test_killed_at_random_moments(tmp_path: Path, runtime: str, victim: str) -> 
     kill_and_resume(KILLED, tmp_path, runtime, kills=3, steps=10, victim=victim)
 
 
+@needs_two_cores
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_run_whose_ranks_write_parts_ends_and_is_read_like_any(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    divided = ("actor.type=fsdp", "cluster.runtime=ray", TWO, "runner.total_env_steps=384")
+    placed = "cluster.component_placement={'env,rollout,replay': '0', actor: '0-1'}"
+    whole = train(tmp_path / "whole", *divided, placed)
+    parts = train(tmp_path / "parts", *divided, placed, "checkpoint.layout=sharded")
+    assert_equal_runs(whole, parts)
+    assert (parts / "checkpoints/latest/actor/.metadata").is_file()
+    assert main(["eval", str(parts)]) == 0
+    assert "n = 4" in capsys.readouterr().out
+    assert main(["convert", "run", str(parts), "--out", str(tmp_path / "policy")]) == 0
+    converted = tmp_path / "policy" / "policy.safetensors"
+    assert converted.read_bytes() == (parts / "policy.safetensors").read_bytes()
+
+
 def test_a_run_is_evaluated_again(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", str(reference), "--episodes", "4"]) == 0
     assert "n = 4" in capsys.readouterr().out

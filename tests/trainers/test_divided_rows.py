@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from rlinf.trainers.ranks import Ranks, Replicas
-from rlinf.trainers.trainer import saved_weights
+from rlinf.trainers.trainer import read_sharded, saved_weights
 from tests.algorithms import test_nft
 from tests.models import test_steering
 from tests.trainers import divided_rows
@@ -71,6 +71,16 @@ def test_one_process_acts_as_two_ranks_did(two, folder):
         for name, tensor in one.weights():
             assert torch.equal(tensor, two[0]["acting"][name]), name
             assert torch.equal(tensor, acting[name]), name
+
+
+@pytest.mark.parametrize(("name", "kind"), [("policy", "state"), ("flow", "flow")])
+def test_what_acts_is_read_from_parts_without_a_trainer(two, folder, name, kind):
+    whole, found = two[0][kind], read_sharded(folder / name)
+    assert found["version"] == whole["version"]
+    expected, weights = saved_weights(whole, "policy"), saved_weights(found, "policy")
+    assert weights.keys() == expected.keys()
+    for each, tensor in expected.items():
+        assert torch.equal(weights[each], tensor), each
 
 
 def test_one_process_steers_as_two_ranks_did(two, folder):

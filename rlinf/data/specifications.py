@@ -27,7 +27,7 @@ else:
     _Dataclass = object
 
 Key = TypeVar("Key", bound=Hashable)
-Outcome = TypeVar("Outcome")
+OutcomeT = TypeVar("OutcomeT")
 
 
 class HashedSpec(_Dataclass):
@@ -116,13 +116,13 @@ class SpecifiedResult(ABC, _Dataclass):
 
 def in_order(
     wanted: Iterable[Key],
-    outcomes: Iterable[Outcome],
-    key: Callable[[Outcome], Key],
+    outcomes: Iterable[OutcomeT],
+    key: Callable[[OutcomeT], Key],
     *,
     item: str,
     done: str,
     by: str = "",
-) -> tuple[Outcome, ...]:
+) -> tuple[OutcomeT, ...]:
     """Outcomes in the order of a specification.
 
     Args:

@@ -19,9 +19,9 @@ from rlinf.trainers.config import FirstUpdateBounds
 
 log = logging.getLogger(__name__)
 
-Outcome = Literal["applied", "skipped", "refused", "empty"]
+UpdateOutcome = Literal["applied", "skipped", "refused", "empty"]
 
-_COUNTED: dict[Outcome, str] = {
+_COUNTED: dict[UpdateOutcome, str] = {
     "applied": "optimizer_steps",
     "skipped": "skipped_updates",
     "refused": "refused_updates",
@@ -35,7 +35,7 @@ class Update:
     where the algorithm does not want it, ``empty`` where there is nothing to train on; its metrics
     are summed over micro batches and ranks."""
 
-    outcome: Outcome
+    outcome: UpdateOutcome
     metrics: dict[str, float]
 
 

@@ -87,21 +87,21 @@ def _stream(problem: Problem, tree: Tree, form: Form, without: str | None) -> St
 
 # -- devices ------------------------------------------------------------------------------------
 
-Layout = dict[str, tuple[int, ...]]
+PlacedDevices = dict[str, tuple[int, ...]]
 
 
-def layout(tree: Tree, problem: Problem) -> Layout:
+def layout(tree: Tree, problem: Problem) -> PlacedDevices:
     """Devices of each component, numbered over the whole cluster.
 
     Parts that take turns begin at the same device; parts side by side follow each other, the one
     with the larger replicas first, so that none crosses two nodes.
     """
-    found: Layout = {}
+    found: PlacedDevices = {}
     _place(tree, problem, [0] * len(problem.cluster.groups), found)
     return found
 
 
-def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> list[int]:
+def _place(tree: Tree, problem: Problem, begin: list[int], found: PlacedDevices) -> list[int]:
     """Place a tree from a device of each kind on; return the device after it, of each kind."""
     if isinstance(tree, NodeTree):
         return _place_node(tree.placement, problem, begin, found)
@@ -117,7 +117,7 @@ def _place(tree: Tree, problem: Problem, begin: list[int], found: Layout) -> lis
 
 
 def _place_node(
-    placement: NodePlacement, problem: Problem, begin: list[int], found: Layout
+    placement: NodePlacement, problem: Problem, begin: list[int], found: PlacedDevices
 ) -> list[int]:
     end = list(begin)
     for block in block_order(problem, placement):

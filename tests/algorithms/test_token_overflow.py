@@ -13,15 +13,19 @@ from tests.algorithms.batches import EVERY_ALGORITHM, build, random_batch
 
 
 @pytest.mark.parametrize("shift", [89.0, -1000.0])
+@pytest.mark.parametrize("whose", ["present", "proximal"])
 @pytest.mark.parametrize("name", EVERY_ALGORITHM)
-def test_a_far_log_ratio_leaves_loss_gradient_and_metrics_finite(name: str, shift: float) -> None:
+def test_a_far_log_ratio_leaves_loss_gradient_and_metrics_finite(
+    name: str, whose: str, shift: float
+) -> None:
     kind, keys = EVERY_ALGORITHM[name]
     algorithm = build(kind, **keys)
     batch, _ = algorithm.prepare(random_batch(seed=3))
     log_probs = (batch.log_probs + shift).requires_grad_()
+    proximal = batch.log_probs + (shift if whose == "proximal" else 0.0)
     loss, metrics = algorithm.loss(
         Scores(log_probs, torch.zeros_like(log_probs)),
-        replace(batch, proximal_log_probs=batch.log_probs, version=0),
+        replace(batch, proximal_log_probs=proximal, version=0),
         normalizer=algorithm.normalizer(batch),
     )
     (gradient,) = torch.autograd.grad(loss, log_probs)

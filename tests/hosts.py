@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 _NETWORK = "10.203.77"
+_COVERED = Path("/tmp")
 _INIT = (
     "hostname $0; mount --make-rprivate /; mount -t tmpfs tmpfs /dev/shm; "
     "mount -t tmpfs tmpfs /tmp; echo ready; exec sleep infinity"
@@ -68,6 +69,8 @@ def why_not() -> str | None:
     """Why this machine cannot make hosts; None where it can."""
     if os.geteuid() != 0:
         return "only root can make network namespaces"
+    if _COVERED in Path(sys.executable).parents or _COVERED in Path(__file__).parents:
+        return f"a checkout below {_COVERED} cannot be seen from a host, which has its own"
     try:
         made = subprocess.run(
             ["ip", "netns", "add", "rlinf-probe"], capture_output=True, text=True, check=False

@@ -170,8 +170,11 @@ def test_a_vision_language_action_model_is_trained_in_half_precision(
         assert other[name] == pytest.approx(cpu[name], rel=0.03), name
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), ("actor.lora.rank=4",)], ids=["whole", "lora"])
+@pytest.mark.parametrize(
+    "overrides",
+    [pytest.param((), marks=pytest.mark.slow), ("actor.lora.rank=4", "warm_start.steps=5")],
+    ids=["whole", "lora"],
+)
 def test_a_language_model_is_trained_as_on_the_cpu(
     pretend: Pretend, overrides: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -299,6 +299,12 @@ class PlacedConfig(StrictModel):
         elif syncer is not None:
             for key, why, hint in syncer.problems(self.cluster.runtime, self._away_from_actor()):
                 yield illegal(f"weight_sync.{key}", why, hint=hint)
+            if syncer.of_accelerators and not self.on_accelerators:
+                yield illegal(
+                    f"weight_sync.{syncer.of_accelerators}",
+                    "moves the memory of accelerators, and this run has none",
+                    hint="leave it out; of a cluster elsewhere say cluster.accelerators_per_node",
+                )
 
     def _away_from_actor(self) -> int:
         """Rollout processes on other nodes than the first of the actor, which sends weights."""

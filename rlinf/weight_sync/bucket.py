@@ -18,6 +18,7 @@ import torch.distributed
 from torch import Tensor
 
 from rlinf.processes.byte_layout import ByteLayout, Entry, flat_bytes, lay_out
+from rlinf.scheduler.accelerators import collective_backend
 from rlinf.scheduler.process import own_device, require_process
 from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.weight_sync.config import BucketConfig
@@ -310,6 +311,11 @@ class Collective:
         self.meeting, self._rank, self._size = meeting, rank, size
         self._group: Any = None
         self.device = torch.device("cpu" if meeting.backend == "gloo" else own_device())
+        if meeting.backend != "gloo" and collective_backend(str(self.device)) != meeting.backend:
+            raise WeightSyncError(
+                f"transport {meeting.backend} needs devices of that library, and this worker "
+                f"computes on {self.device}; use transport scheduler, or gloo"
+            )
 
     def open(self) -> None:
         """Meet the others, once; a WeightSyncError where not all came in time."""

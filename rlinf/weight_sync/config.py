@@ -40,6 +40,11 @@ class WeightSyncConfig(StrictModel):
         del runtime, away
         yield from ()
 
+    @property
+    def of_accelerators(self) -> str:
+        """The key by which it moves the memory of accelerators alone; empty: it does not."""
+        return ""
+
     def build_sender(self, worker: Worker, parties: Parties) -> WeightSender[Any]:
         """The sending side, inside a worker of the sending group."""
         sender: WeightSender[Any] = load_attribute(self.sender)(self, worker, parties)
@@ -115,6 +120,11 @@ class BucketConfig(WeightSyncConfig):
         if runtime == "local" and self.transport != "scheduler":
             why = "needs every worker in an own process, and the runtime is local"
             yield "transport", why, "nearest: scheduler, or cluster.runtime: ray"
+
+    @property
+    def of_accelerators(self) -> str:
+        """See :attr:`WeightSyncConfig.of_accelerators`."""
+        return "transport" if self.transport == "nccl" else ""
 
 
 class PatchConfig(BucketConfig):

@@ -79,6 +79,11 @@ REFUSED = [
         "a rollout process is on another; nearest: patch",
     ),
     (
+        ["weight_sync={type: bucket, transport: nccl}", "cluster.runtime=ray"],
+        "weight_sync.transport",
+        "this run has none; leave it out",
+    ),
+    (
         ["weight_sync={type: bucket, transport: gloo}"],
         "weight_sync.transport",
         "nearest: scheduler, or cluster.runtime: ray",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
+from rlinf.weight_sync.bucket import Collective, Meeting
 from rlinf.weight_sync.config import (
     AutoConfig,
     BucketConfig,
@@ -350,6 +351,11 @@ def test_gloo_broadcasts_buckets(pair, runtime):
         else:
             assert receiving.wait()[1] == (bits(weights), version, version)
             sending.wait()
+
+
+def test_a_library_that_is_not_of_the_devices_is_refused():
+    with pytest.raises(WeightSyncError, match=r"nccl needs devices .* on cpu; use transport sch"):
+        Collective(Meeting(place="", backend="nccl", seconds=1.0), 0, 2)
 
 
 @pytest.mark.gpu

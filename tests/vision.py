@@ -13,7 +13,7 @@ from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.tasks import SquaresTask
 from rlinf.models.language import build_language_model, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
-from rlinf.runners.initial_model import write_initial_model
+from rlinf.workers.initial_model import write_initial_model
 
 TASK = SquaresTask(levels=(2, 3), size=8, held_out=4)
 SIZES: dict[str, Any] = {

@@ -65,7 +65,7 @@ def run(
 def _write_language_model(task: AnyTask, source: Path, out: Path, moved: list[str]) -> None:
     """In the format of transformers, on top of the model that the run began with."""
     from rlinf.runners.evaluation import load_run, run_of
-    from rlinf.runners.initial_model import INITIAL_MODEL
+    from rlinf.workers.initial_model import INITIAL_MODEL
     from rlinf.workers.language_export import write_language_model
 
     found, checkpoint = load_run(task, source, moved)

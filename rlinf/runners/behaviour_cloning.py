@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from rlinf.runners.embodied_evaluation import PlayingTask
-from rlinf.runners.sft import SupervisedTask
+from rlinf.runners.supervised import SupervisedTask
 from rlinf.runners.task import Evaluated, Purpose, Task
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 

@@ -22,10 +22,10 @@ from rlinf.rewards.config import RewardConfig
 from rlinf.rewards.pool import RewardPool
 from rlinf.rewards.protocol import RewardInput
 from rlinf.runners.groups import Groups
-from rlinf.runners.initial_model import write_initial_model
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import Task
 from rlinf.workers.config.answering import WarmStartConfig
+from rlinf.workers.initial_model import write_initial_model
 
 _TARGETS = 4
 """Right answers that the reward must give a number for before others are learnt."""

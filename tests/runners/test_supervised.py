@@ -120,7 +120,7 @@ def test_a_language_model_is_not_evaluated_but_can_be_asked(
     run = tmp_path / "run"
     run_recipe(write_fine_tuning(tmp_path), run, "runner.total_steps=1")
     with monkeypatch.context() as patched:
-        patched.setattr("rlinf.runners.initial_model.write_initial_model", None)
+        patched.setattr("rlinf.workers.initial_model.write_initial_model", None)
         patched.setattr("rlinf.checkpoint.store.CheckpointStore.load", None)
         assert main(["eval", str(run)]) == 2
     told = " ".join(capsys.readouterr().err.split())

@@ -109,6 +109,26 @@ class PandaGymEnv(GymnasiumTask):
         for name, member in vars(importlib.import_module("pybullet")).items():
             if isbuiltin(member) and name != "disconnect":
                 setattr(client, name, getattr(client, name))
+        # Else contacts are solved in an order that depends on all that ever met.
+        client.setPhysicsEngineParameter(deterministicOverlappingPairs=1)
+        bodies = inner.sim._bodies_idx.items()
+        others = [body for name, body in bodies if name != inner.robot.body_name]
+        self._loose = [body for body in others if client.getDynamicsInfo(body, -1)[0] > 0.0]
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, dict[str, Any]]:
+        """Start an episode; what touched in the last one, which PyBullet remembers, must not show
+        in it, so that everything is taken apart first."""
+        inner: Any = self._env.unwrapped
+        client = inner.sim.physics_client
+        inner.robot.reset()
+        for place, body in enumerate(self._loose):
+            client.resetBasePositionAndOrientation(
+                body, (5.0 + place, 5.0, 5.0), (0.0, 0.0, 0.0, 1.0)
+            )
+        client.performCollisionDetection()
+        return super().reset(seed=seed, options=options)
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:

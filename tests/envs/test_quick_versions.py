@@ -58,12 +58,22 @@ play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=se
 """,
     "panda_gym": """
 import gymnasium, panda_gym
-env = gymnasium.make(task, renderer="Tiny", disable_env_checker=True, max_episode_steps=-1)
+def made():
+    env = gymnasium.make(task, renderer="Tiny", disable_env_checker=True, max_episode_steps=-1)
+    client = env.unwrapped.sim.physics_client
+    client.setPhysicsEngineParameter(deterministicOverlappingPairs=1)
+    return env
+env = made()
 def flat(seen): return np.concatenate([seen[key] for key in env.observation_space.spaces])
+def reset(seed):  # what touched in an episode shows in its next one
+    global env
+    env.close()
+    env = made()
+    return flat(env.reset(seed=seed)[0])
 def step(action):
     seen, reward, *_ = env.step(action)
     return flat(seen), reward
-play(env.action_space.low, env.action_space.high, lambda seed: flat(env.reset(seed=seed)[0]), step)
+play(env.action_space.low, env.action_space.high, reset, step)
 """,
 }
 

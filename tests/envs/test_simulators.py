@@ -125,6 +125,30 @@ def test_options_go_together(name: str, options: dict[str, object], observation_
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["Push", "Slide", "PickAndPlace", "Stack"])
+def test_what_touched_in_an_episode_of_panda_gym_does_not_show_in_the_next(name: str) -> None:
+    """The same episode after others: what PyBullet remembers of contacts is forgotten."""
+    require_simulator("panda_gym")
+    options = {"task": f"Panda{name}Dense-v3"}
+    config = EnvConfig(type="panda_gym", options=options, max_episode_steps=40, processes=1)
+    drawn = np.random.default_rng(0)
+    played = {}
+    with SupervisedVectorEnv(
+        config, num_envs=1, seed=0, episode_seeds=list(enumerate((1, 2, 3, 1, 2, 3)))
+    ) as env:
+        env.reset()
+        actions = drawn.uniform(-1.0, 1.0, (1, 40, env.env_spec.action_dim)).astype(np.float32)
+        actions[..., 2] = -np.abs(actions[..., 2])  # onto the table
+        while not env.exhausted():
+            step = env.chunk_step(actions)
+            assert step.final_observations is not None
+            shown = (step.rewards.tobytes(), step.final_observations["states"].tobytes())
+            assert played.setdefault(int(step.reset_seeds[0]), shown) == shown
+    assert len(set(played.values())) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line() -> None:
     require_simulator("dm_control")
     options = {"task": "walker-walk", "camera": "sid"}

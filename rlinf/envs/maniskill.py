@@ -61,7 +61,19 @@ CONTROL_MODES = {
 }
 """How the robot of a task may be moved, by how the task's name begins; the first that fits."""
 
-REWARDS = ("normalized_dense", "dense", "sparse", "none")
+REWARDS = {
+    "DrawTriangle": ("sparse",),
+    "FMBAssembly": ("sparse", "none"),
+    "PlugCharger": ("sparse", "none"),
+    "StackPyramid": ("sparse", "none"),
+    "UnitreeG1Stand": ("sparse", "none"),
+    "MS-Ant": ("normalized_dense", "dense", "none"),
+    "MS-CartpoleSwingUp": ("normalized_dense", "dense", "none"),
+    "MS-Humanoid": ("normalized_dense", "none"),
+    "": ("normalized_dense", "dense", "sparse", "none"),
+}
+"""What a task can be paid by, by how its name begins; the first that fits."""
+
 _STATES = ("all", "robot")
 _ROBOT_MESHES = ("visual", "collision")
 _NO_VULKAN = ("vk::", "rendering device")
@@ -86,7 +98,8 @@ class ManiSkillOptions:
     """How actions move the robot; the task's robot says which it has."""
 
     reward: str = "normalized_dense"
-    """``normalized_dense`` (at most 1 a step), ``dense``, ``sparse`` (success) or ``none``."""
+    """``normalized_dense`` (at most 1 a step), ``dense``, ``sparse`` (success) or ``none``; a few
+    tasks have some of them alone."""
 
     states: str = "all"
     """What `states` holds: `all`, also where objects and goal are; or, beside pictures, what the
@@ -199,9 +212,9 @@ class ManiSkillEnv(SimulatorEnv):
         """Refuse tasks whose objects would be downloaded, and what a task's robot cannot do."""
         require_package("maniskill", cls.requirements)
         require_known("task", options.task, TASKS)
-        begin = next(begin for begin in CONTROL_MODES if options.task.startswith(begin))
-        require_known("control_mode", options.control_mode, CONTROL_MODES[begin])
-        require_known("reward", options.reward, REWARDS)
+        for key, table in (("control_mode", CONTROL_MODES), ("reward", REWARDS)):
+            known = next(table[begin] for begin in table if options.task.startswith(begin))
+            require_known(key, getattr(options, key), known)
         require_known("states", options.states, _STATES)
         require_known("robot_meshes", options.robot_meshes, _ROBOT_MESHES)
         if options.states == "robot" and not options.images:
@@ -326,6 +339,12 @@ class _NoMaterial:
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self.__dict__.update(named)
+
+    def __getattr__(self, name: str) -> Any:
+        """Its setters, as ``set_base_color``."""
+        if not name.startswith("set_"):
+            raise AttributeError(name)
+        return lambda *arguments: None
 
 
 def _words(name: str) -> list[str]:

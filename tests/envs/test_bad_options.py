@@ -47,6 +47,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
         "pd_joint_delta_pos",
     ),
     ("maniskill", {"task": "PushCube-v1", "reward": "spars"}, "reward", "sparse"),
+    ("maniskill", {"task": "StackPyramid-v1"}, "reward", "known: none, sparse"),
     ("maniskill", {**PUSHED, "image_size": 0}, "image_size", "nearest: 32"),
     ("maniskill", {**PUSHED, "field_of_view": 180.0}, "field_of_view", "nearest: 179"),
     (

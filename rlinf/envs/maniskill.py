@@ -201,10 +201,9 @@ class ManiSkillEnv(SimulatorEnv):
         if options.images:
             shapes["main_images"] = (size, size, 3)
         self.observation_space = observation_space(shapes)
-        low, high = (
-            np.asarray(limit, np.float32)
-            for limit in (self._env.single_action_space.low, self._env.single_action_space.high)
-        )
+        self._takes: Any = self._env.single_action_space
+        flat: Any = spaces.flatten_space(self._takes)  # of two robots one behind the other
+        low, high = (np.asarray(limit, np.float32) for limit in (flat.low, flat.high))
         self.action_space = spaces.Box(low, high, dtype=np.float32)
 
     @classmethod
@@ -250,8 +249,11 @@ class ManiSkillEnv(SimulatorEnv):
         # Where there are pictures, `observe` reads the states beside them. ManiSkill flattens those
         # of "rgb+state" after every step, and so must have some.
         self._env._obs_mode = "none" if self._mode == "rgb" else "state"
+        given: Any = np.asarray(action, np.float32)
+        if isinstance(self._takes, spaces.Dict):
+            given = spaces.unflatten(self._takes, given)
         with self._plain():
-            self._seen, reward, terminated, _, info = self._env.step(np.asarray(action, np.float32))
+            self._seen, reward, terminated, _, info = self._env.step(given)
         flags = {key: bool(info[key]) for key in ("success", "fail") if key in info}
         return float(reward), bool(terminated), False, flags
 

@@ -100,7 +100,10 @@ class EvaluationResult(SpecifiedResult):
     outcomes: tuple[EpisodeOutcome, ...]
     """One per episode."""
     tasks: tuple[str, ...] = ()
-    """What the tasks are, in words; empty where the simulator says nothing."""
+    """What the tasks are, in words; empty where the simulator says nothing, and where an episode is
+    a chain of them."""
+    chain_length: int = 0
+    """Tasks that follow each other in an episode, of whose return each is 1; 0: it is of one."""
 
     @classmethod
     def of(
@@ -109,6 +112,7 @@ class EvaluationResult(SpecifiedResult):
         outcomes: Iterable[EpisodeOutcome],
         checkpoint: str,
         tasks: Iterable[str] = (),
+        chain_length: int = 0,
     ) -> EvaluationResult:
         """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
@@ -119,7 +123,8 @@ class EvaluationResult(SpecifiedResult):
             done="played",
             by=", by id and seed",
         )
-        return cls(spec.sha256, spec.success, checkpoint, ordered, tuple(tasks))
+        told = () if chain_length else tuple(tasks)
+        return cls(spec.sha256, spec.success, checkpoint, ordered, told, chain_length)
 
     def scores(self, metric: str = metric) -> np.ndarray:
         """[episodes] float64: 1 for success by the specification's definition; or the returns."""
@@ -178,6 +183,20 @@ class EvaluationResult(SpecifiedResult):
         return math.fsum(rates) / len(rates)
 
     @property
+    def reached(self) -> dict[int, int]:
+        """Of chains of tasks: episodes by the length that they reached at least."""
+        lengths = [round(each.episode_return) for each in self.outcomes if each.valid]
+        return {
+            wanted: sum(length >= wanted for length in lengths)
+            for wanted in range(1, self.chain_length + 1)
+        }
+
+    @property
+    def mean_length(self) -> float:
+        """Of chains of tasks: how many of them are carried out, on average over all episodes."""
+        return sum(self.reached.values()) / self.n
+
+    @property
     def mean_return(self) -> float:
         """Mean return of the valid episodes; NaN if there is none."""
         returns = self._returns
@@ -210,12 +229,19 @@ class EvaluationResult(SpecifiedResult):
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
+        for length, episodes in self.reached.items():
+            low, high = wilson_interval(episodes, self.n)
+            part = f"{episodes / self.n:.3f} ({low:.3f} to {high:.3f})"
+            lines.append(f"  {part}  reached {length} of {self.chain_length}")
+        if self.chain_length:
+            lines.append(f"  {self.mean_length:.3f}  mean length of {self.chain_length}")
         if self.n_invalid:
             lines.append(
                 f"  the simulator did not finish {self.n_invalid} of {self.n} episodes, which "
                 "count as no success"
             )
-        if not self.successes and self.n_invalid < self.n:  # a task may have no goal but its reward
+        bare = not (self.successes or self.chain_length)
+        if bare and self.n_invalid < self.n:  # a task may have no goal but its reward
             lines.append(f"  mean return {self.mean_return:.5g} ± {self.return_deviation:.3g}")
         return "\n".join(lines)
 
@@ -257,4 +283,9 @@ class EvaluationResult(SpecifiedResult):
                 for task, (won, played) in self.by_task.items()
             },
             "missing_tasks": [task for task, (_, played) in self.by_task.items() if not played],
+            **(
+                {"reached": self.reached, "mean_length": self.mean_length}
+                if self.chain_length
+                else {}
+            ),
         }

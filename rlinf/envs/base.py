@@ -118,6 +118,10 @@ class Simulator:
         """Return the task that an episode of this seed begins in, an index into the table."""
         return seed % max(1, len(self.task_descriptions))
 
+    chain_length: int = 0
+    """Tasks that follow each other within an episode, each of which earns 1 when it is carried out:
+    evaluations tell how many episodes reached each length. 0: an episode is of one task."""
+
     judged_at_end: bool = False
     """Whether the success that a step tells of counts in the last step of an episode alone: of a
     bound on the return, which rewards below zero begin above."""

@@ -103,6 +103,7 @@ class CalvinEnv(SimulatorEnv):
         texts = _annotations(source)
         self._subtasks = tuple(texts)
         self.task_descriptions = tuple(texts.values())
+        self.chain_length = options.chain
         self._chains = _chains(source)
         self._chain: list[str] = []
         self._done = self._steps = 0

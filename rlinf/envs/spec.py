@@ -46,6 +46,8 @@ class EnvSpec:
     to do with each other. Empty where there is one."""
     control_rate: float | None = None
     """Actions per second; None where it is not known."""
+    chain_length: int = 0
+    """Tasks that follow each other within an episode; 0 where it is of one."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
@@ -110,6 +112,7 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
         task_descriptions=tuple(env.task_descriptions),
         max_episode_steps=max_episode_steps,
         control_rate=env.control_rate,
+        chain_length=env.chain_length,
     )
 
 
@@ -252,6 +255,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         max_episode_steps=max(spec.max_episode_steps for spec in every),
         task_sections=tuple(number for number, _ in tasks),
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
+        chain_length=wanted.chain_length if len({s.chain_length for s in every}) == 1 else 0,
     )
 
 

@@ -119,10 +119,11 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         if not all(outcome.valid for outcome in outcomes):
             for reason, told in report.first_faults.items():
                 log.warning("A simulator failed (%s) in an evaluation: %s", reason, told)
-        return EvaluationResult.of(spec, outcomes, name, report.tasks)
+        return EvaluationResult.of(spec, outcomes, name, report.tasks, report.chain_length)
 
     def metrics(self, result: EvaluationResult) -> dict[str, float]:
-        """Success rate with its interval, and return; of several tasks, the rate of each."""
+        """Success rate with its interval, and return; of several tasks, the rate of each, and of
+        chains of tasks that of each length."""
         low, high = result.interval
         by_task = result.by_task if len(result.tasks) > 1 else {}
         return {
@@ -130,6 +131,10 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
                 f"eval/success/{task}": won / played
                 for task, (won, played) in by_task.items()
                 if played
+            },
+            **{
+                f"eval/reached/{length}": episodes / result.n
+                for length, episodes in result.reached.items()
             },
             "eval/success": result.success_rate,
             "eval/success_low": low,

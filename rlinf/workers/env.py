@@ -59,6 +59,8 @@ class EvaluationReport(RolloutReport):
     frames: list[list[np.ndarray]] = field(default_factory=list)
     frame_rate: float | None = None
     """Pictures per second of an episode; None where the simulator does not say its rate."""
+    chain_length: int = 0
+    """See :attr:`EnvSpec.chain_length`."""
 
 
 class EnvWorker(StageWorker):
@@ -168,6 +170,7 @@ class EnvWorker(StageWorker):
             frames=[[] for _ in filmed],
             frame_rate=None if rate is None else rate / self._config.model.num_action_chunks,
             tasks=tasks,
+            chain_length=env.env_spec.chain_length,
         )
         times = [0] * self._stages
         for stage in range(self._stages):

@@ -271,6 +271,29 @@ def test_a_result_with_tasks_survives_its_file(tmp_path):
     assert EvaluationResult.load(tmp_path / "result.json") == result
 
 
+def test_chains_of_tasks_are_told_by_the_length_that_they_reached(tmp_path):
+    spec = a_spec(5)
+    returns = [0.0, 1.0, 1.0, 3.0, 2.0]
+    outcomes = [
+        EpisodeOutcome(i, seed, earned == 3.0, False, earned, 9, valid=i < 4, task=i)
+        for (i, seed), earned in zip(spec.episodes, returns, strict=True)
+    ]
+    texts = tuple(f"task {number}" for number in range(9))
+    result = EvaluationResult.of(spec, outcomes, "run@10", texts, chain_length=3)
+    assert result.reached == {1: 3, 2: 1, 3: 1}  # the last one counts as none
+    assert result.mean_length == pytest.approx(1.0)
+    assert str(result).splitlines()[1:5] == [
+        "  0.600 (0.231 to 0.882)  reached 1 of 3",
+        "  0.200 (0.036 to 0.624)  reached 2 of 3",
+        "  0.200 (0.036 to 0.624)  reached 3 of 3",
+        "  1.000  mean length of 3",
+    ]
+    assert "not played" not in str(result)  # an episode is of no single task
+    assert result.summary()["mean_length"] == pytest.approx(1.0)
+    result.save(tmp_path / "result.json")
+    assert EvaluationResult.load(tmp_path / "result.json") == result
+
+
 def test_a_task_that_the_simulator_never_finished_is_missing_and_not_a_rate_of_zero():
     spec = a_spec(4)
     outcomes = [

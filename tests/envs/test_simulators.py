@@ -148,6 +148,18 @@ def test_what_touched_in_an_episode_of_panda_gym_does_not_show_in_the_next(name:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_an_episode_of_calvin_is_a_chain_of_as_many_tasks_as_were_asked_for() -> None:
+    require_simulator("calvin")
+    options = {"images": False, "chain": 3}
+    config = EnvConfig(
+        type="calvin", options=options, max_episode_steps=4, processes=1, start_deadline=800.0
+    )
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        assert env.env_spec.chain_length == 3
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line() -> None:
     require_simulator("dm_control")

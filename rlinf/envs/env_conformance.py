@@ -140,13 +140,17 @@ class _Evidence:
         return steps, resumed, recovered
 
     @cached_property
-    def group(self) -> tuple[Observations, list[VectorStep], Observations]:
-        """In groups, with fixed reset states and terminations ignored: an epoch, and a reset."""
+    def group(self) -> tuple[Observations, list[VectorStep], Observations, list[VectorStep]]:
+        """In groups, with fixed reset states and terminations ignored: an epoch, a reset, and the
+        first chunk again, its actions one by one."""
         changes = {"group_size": 2, "use_fixed_reset_states": True, "ignore_terminations": True}
         with self._open(1, **changes) as env:
             first = env.reset()
-            steps = [env.chunk_step(chunk) for chunk in _actions(env.env_spec)]
-            return first, steps, env.reset()
+            actions = _actions(env.env_spec)
+            steps = [env.chunk_step(chunk) for chunk in actions]
+            again = env.reset()
+            alone = np.split(actions[0], _CHUNK, axis=1) if self.deterministic else []
+            return first, steps, again, [env.chunk_step(action) for action in alone]
 
 
 def _actions(spec: EnvSpec) -> np.ndarray:
@@ -223,7 +227,7 @@ def _auto_reset(evidence: _Evidence) -> str:
 
 
 def _groups(evidence: _Evidence) -> str:
-    first, _, _ = evidence.group
+    first, *_ = evidence.group
     for key, value in first.items():
         same = evidence.alike(value[0::2], value[1::2])
         require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
@@ -231,14 +235,14 @@ def _groups(evidence: _Evidence) -> str:
 
 
 def _fixed_states(evidence: _Evidence) -> str:
-    first, _, again = evidence.group
+    first, _, again, _ = evidence.group
     for key, value in first.items():
         require(evidence.alike(value, again[key]), f"'{key}' differs between two epochs")
     return "fixed reset states are the same in every epoch"
 
 
 def _ignored_terminations(evidence: _Evidence) -> str:
-    _, steps, _ = evidence.group
+    _, steps, _, _ = evidence.group
     require(not any(step.terminations.any() for step in steps), "an episode was terminated")
     return "only truncation ends an episode"
 
@@ -254,7 +258,19 @@ def _chunks(evidence: _Evidence) -> str:
             )
             rest = step.rewards[record.env, (length - 1) % _CHUNK + 1 :]
             require(not rest.any(), "actions after the end of an episode earned a reward")
-    return "flags in the last column; nothing is executed after the end of an episode"
+    found = "flags in the last column; nothing is executed after the end of an episode"
+    _, (whole, *_), _, alone = evidence.group
+    if not alone:
+        return found
+    going = ~whole.final_mask  # not those that the simulator ended by itself
+    differs = f"after the same start, {_CHUNK} actions in a chunk lead elsewhere than one by one"
+    for column, step in enumerate(alone):
+        same = np.array_equal(step.rewards[going, 0], whole.rewards[going, column])
+        require(same, f"{differs}: reward of action {column}")
+    for key, value in whole.observations.items():
+        same = np.array_equal(value[going], alone[-1].observations[key][going])
+        require(same, f"{differs}: observation '{key}'")
+    return f"{found}; a chunk equals its actions one by one"
 
 
 def _state(evidence: _Evidence) -> str:

@@ -32,6 +32,36 @@ def test_a_bad_env_is_told_what_it_does_wrong(point):
     assert "'states' holds a NaN" in failures(point("nan"))["steps"]
 
 
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        # What an episode leaves shows in the next one.
+        ("        self._steps = 0\n        self.task_id", "        self.task_id"),
+        # An action of which nobody looks at what follows is carried out in another way.
+        (
+            "    def step(self, action",
+            """    skips_observations = True
+
+    def observe(self):
+        return self._observation()
+
+    def step_blind(self, action):
+        return self.step(2 * action)[1:]
+
+    def step(self, action""",
+        ),
+    ],
+)
+def test_a_chunk_that_differs_from_its_actions_one_by_one_is_told(tmp_path, point, before, after):
+    source = tmp_path / "outside_point.py"
+    text = source.read_text()
+    slower = "np.float32(0.1 / (1 + self._steps)) * action"
+    text = text.replace("np.float32(0.1) * action", slower)
+    assert before in text
+    source.write_text(text.replace(before, after, 1))
+    assert "lead elsewhere than one by one" in failures(point())["chunks"]
+
+
 def test_an_env_that_cannot_be_built_is_refused(point):
     with pytest.raises(ConfigError, match="did you mean"):
         check_env(EnvConfig(type="metaworld", options={"task": "reech-v3"}, max_episode_steps=9))

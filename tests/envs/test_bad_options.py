@@ -83,6 +83,14 @@ UNDER_ITS_INTERPRETER: list[tuple[str, dict[str, Any], str, str]] = [
     ("libero", {"suite": "libero_spatal"}, "suite", "libero_spatial"),
     ("libero", {"tasks": [12]}, "tasks", "nearest: 9"),
     ("libero", {"models": 0}, "models", "nearest: 1"),
+    ("isaaclab", {"task": "Isaac-Cartpol"}, "task", "Isaac-Cartpole"),
+    ("dm_control", {"task": "walker-walk", "camera": "sid"}, "camera", "side"),
+    (
+        "dm_control",
+        {**DRAWN, "task": "lift_brick_vision", "camera": "front"},
+        "camera",
+        "front_close",
+    ),
     # Their tasks are read from their packages; never run with them.
     ("robocasa", {"task": "CloseFridg"}, "task", "CloseFridge"),
     ("robotwin", {"task": "beat_block_hamer"}, "task", "beat_block_hammer"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlinf.envs.base import Observation, require_known, require_package
+from rlinf.envs.base import Observation, package_folder, require_known, require_package
 from rlinf.envs.batches import require_device, to_numpy
 from rlinf.envs.batches.manager_based import (
     NO_TIME_LIMIT,
@@ -67,11 +68,11 @@ class IsaacLabEnv(ManagerBasedBatch):
 
     @classmethod
     def check(cls, options: IsaacLabOptions, max_episode_steps: int) -> None:
-        """Refuse what would need the asset server where it must not be asked."""
+        """Refuse unknown tasks, and what would need the asset server where it must not be asked."""
         require_package("isaaclab", cls.requirements)
         require_device(options.device)
-        if options.offline:
-            require_known("task", options.task, WITHOUT_DOWNLOADS)
+        if known := list(WITHOUT_DOWNLOADS) if options.offline else _tasks():
+            require_known("task", options.task, known)
 
     def _make(self) -> Any:
         import gymnasium
@@ -141,6 +142,13 @@ class IsaacLabEnv(ManagerBasedBatch):
             "picture of bytes; for pictures an override sets `normalize` of its term to false",
             key="options.task",
         )
+
+
+def _tasks() -> list[str]:
+    """What Isaac Lab registers, read from its sources: to import them takes half a minute."""
+    folder = package_folder("isaaclab_tasks")
+    files = folder.rglob("__init__.py") if folder.name else ()
+    return [name for file in files for name in re.findall(r'id="(Isaac[^"]+)"', file.read_text())]
 
 
 def _joined(terms: dict[str, np.ndarray], names: list[str]) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +14,7 @@ from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
     observation_space,
+    package_folder,
     require_known,
     require_package,
     require_picture_sizes,
@@ -144,6 +146,8 @@ class DmControlEnv(SimulatorEnv):
         """Refuse unknown tasks, and tasks of pictures without them."""
         require_package("dm_control", cls.requirements)
         require_known("task", options.task, TASKS)
+        if options.camera and (cameras := _cameras(options.task)):
+            require_known("camera", options.camera, cameras)
         require_picture_sizes(options)
         if options.task.endswith("_vision") and not options.images:
             raise ConfigError(
@@ -206,6 +210,15 @@ class DmControlEnv(SimulatorEnv):
         if self._painter is not None:
             self._painter.close()
             self._painter = None
+
+
+def _cameras(task: str) -> list[str]:
+    """The cameras of a task, read from the file of its model, of which a task may leave out some;
+    empty where there is no such file."""
+    if task in MANIPULATION:
+        return ["front_close"]
+    file = package_folder("dm_control") / "suite" / f"{task.partition('-')[0]}.xml"
+    return re.findall(r'<camera[^>]*name="([^"]*)"', file.read_text()) if file.exists() else []
 
 
 def _changes(task: str) -> bool:

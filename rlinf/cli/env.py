@@ -52,6 +52,9 @@ def install(
     from rlinf.envs import installation
 
     needs = installation.check(name, source=source)
+    if not with_package and installation.is_made(name, source=source):
+        say(f"ready: {installation.home() / name}; `rlinf env remove {name}` first makes it anew")
+        return
     say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
     if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
         typer.confirm("Install it? (--yes does not ask)", abort=True)

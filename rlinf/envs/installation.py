@@ -162,6 +162,18 @@ def check(name: str, *, source: Path | None = None) -> Requirements:
     return needs
 
 
+def is_made(name: str, *, source: Path | None = None) -> bool:
+    """Whether just this environment is there, without further packages: another install would take
+    it away from runs that use it, and lose it where nothing can be downloaded."""
+    manifest = _manifest(home() / name)
+    wanted = {"with": [], "source": str(source.resolve()) if source else ""}
+    return (
+        manifest is not None
+        and status(name).state is State.READY
+        and all(manifest[key] == value for key, value in wanted.items())
+    )
+
+
 def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None = None) -> Path:
     """Make the virtual environment of an env type, or make it anew, and return its directory.
 
@@ -260,7 +272,9 @@ def size(needs: Requirements) -> str:
 
 def install_hint(name: str) -> str:
     """Return what to type for the environment of an env type."""
-    return f"run `rlinf env install {name}`"
+    needs = requirements_of(name)
+    source = " --source DIRECTORY" if needs and needs.source else ""
+    return f"run `rlinf env install {name}{source}`"
 
 
 def _digest(name: str, needs: Requirements) -> str:

@@ -98,6 +98,10 @@ def test_what_is_missing_is_named_with_its_command_and_its_size() -> None:
         interpreter(NAME)
 
 
+def test_of_what_needs_a_source_the_command_says_so() -> None:
+    assert "run `rlinf env install calvin --source DIRECTORY` (" in status("calvin").detail
+
+
 def test_a_recipe_of_a_missing_simulator_ends_in_one_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -169,6 +173,24 @@ def test_the_interpreter_that_runs_need_not_be_on_the_path(
     installation.install(NAME)
     asked = (interpreter(NAME), "-c", "import sys; print(*sys.version_info[:2], sep='.')")
     assert subprocess.check_output(asked, text=True).strip() == _version()
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_is_ready_is_not_taken_away_by_another_install(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    installation.install(NAME)
+    made = (home / NAME / installation.MANIFEST).stat().st_ino
+    with monkeypatch.context() as without:
+        without.setattr(installation, "_uv", None)  # which nothing may call
+        assert main(["env", "install", NAME]) == 0
+    assert f"`rlinf env remove {NAME}` first makes it anew" in capsys.readouterr().out
+    assert (home / NAME / installation.MANIFEST).stat().st_ino == made
+    manifest = json.loads((home / NAME / installation.MANIFEST).read_text())
+    for other in ({"with": ["some-adapter"]}, {"source": "/elsewhere"}, {"pins": "others"}):
+        (home / NAME / installation.MANIFEST).write_text(json.dumps({**manifest, **other}))
+        assert main(["env", "install", NAME]) == 0
+        assert json.loads((home / NAME / installation.MANIFEST).read_text()) == manifest
 
 
 @pytest.mark.usefixtures("packages")

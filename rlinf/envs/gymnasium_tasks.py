@@ -316,6 +316,35 @@ class AlohaEnv(GymnasiumTask):
         variables={"MUJOCO_GL": "egl"},
     )
 
+    skips_observations = True
+    _looks = True
+
+    def __init__(self, options: TaskOptions) -> None:
+        super().__init__(options)
+        inner: Any = self._env.unwrapped
+        inner._env.task.get_observation = self._seen_by
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        self._looks = False
+        try:
+            _, reward, terminated, truncated, info = self.step(action)
+        finally:
+            self._looks = True
+        return reward, terminated, truncated, info
+
+    def observe(self) -> Observation:
+        """Return the picture, and the joints, of the present state."""
+        inner: Any = self._env.unwrapped
+        return self._converted(inner._format_raw_obs(self._seen_by(inner._env.physics)))
+
+    def _seen_by(self, physics: Any) -> dict[str, Any]:
+        """What is read of the task's own observation, which holds two pictures more."""
+        inner: Any = self._env.unwrapped
+        if self._looks:
+            self._drawn = physics.render(height=480, width=640, camera_id="top")
+        return {"qpos": inner._env.task.get_qpos(physics), "images": {"top": self._drawn}}
+
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
         """What it shows."""

@@ -106,3 +106,50 @@ def test_an_adapter_gives_the_numbers_of_its_simulator(name: str, task: str) -> 
         played.append([line for line in done.stdout.splitlines() if len(line.split()) == 2])
     assert len(played[0]) > 120
     assert played[0] == played[1]
+
+
+_ALOHA = """
+import gymnasium, gym_aloha
+import numpy as np
+from rlinf.envs.gymnasium_tasks import AlohaEnv
+task = "gym_aloha/AlohaTransferCube-v0"
+env = AlohaEnv(AlohaEnv.Options(task=task, states=True))
+own = gymnasium.make(
+    task, obs_type="pixels_agent_pos", disable_env_checker=True, max_episode_steps=-1
+)
+physics, drawn = env._env.unwrapped._env.physics, []
+render = physics.render
+physics.render = lambda **how: drawn.append(how["camera_id"]) or render(**how)
+env.reset(seed=3)
+own.reset(seed=3)
+drawn.clear()
+draw = np.random.default_rng(0)
+for turn in range(2):
+    for count in range(3):
+        action = draw.uniform(-1, 1, 14).astype(np.float32)
+        theirs, reward, *_ = own.step(action)
+        if count < 2:
+            mine = env.step_blind(action)[0]
+        elif turn:
+            seen, mine, *_ = env.step(action)
+        else:
+            mine, seen = env.step_blind(action)[0], env.observe()
+        assert mine == reward
+    assert drawn == ["top"] * (turn + 1), drawn
+    assert np.array_equal(seen["main_images"], theirs["pixels"]["top"])
+    assert np.array_equal(seen["states"], np.float32(theirs["agent_pos"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_of_a_chunk_of_aloha_one_picture_is_drawn_and_it_is_the_simulators() -> None:
+    require_simulator("aloha")
+    python = interpreter("aloha")
+    assert python is not None
+    root = str(Path(__file__).parents[2])
+    subprocess.run(
+        [python, "-c", _ALOHA],
+        env={**variables("aloha"), "PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
+        check=True,
+    )

@@ -81,6 +81,24 @@ class GymnasiumTask(GymnasiumEnv):
         require_known("task", options.task, cls.tasks)
 
 
+class DrawingTask(GymnasiumTask):
+    """A task that draws its observations, of which those within a chunk of actions are left out."""
+
+    Options: ClassVar[type[Any]] = TaskOptions
+    skips_observations = True
+    _looks = True
+    """Whether an observation is wanted; else the last one will do."""
+
+    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
+        """Execute one action without drawing a picture."""
+        self._looks = False
+        try:
+            _, reward, terminated, truncated, info = self.step(action)
+        finally:
+            self._looks = True
+        return reward, terminated, truncated, info
+
+
 class PandaGymEnv(GymnasiumTask):
     """A Franka arm in PyBullet: reach, push, slide, pick and place, stack; by goals."""
 
@@ -187,7 +205,7 @@ class PushTOptions(TaskOptions):
     ``states`` [5] say where the T is, too."""
 
 
-class PushTEnv(GymnasiumTask):
+class PushTEnv(DrawingTask):
     """A disc that pushes a T onto its outline, in the plane; success is 95 % of it covered."""
 
     Options = PushTOptions
@@ -209,6 +227,17 @@ class PushTEnv(GymnasiumTask):
         self._block: Any = None
         inner: Any = self._env.unwrapped
         inner._get_coverage = self._coverage
+        self._look = inner.get_obs
+        inner.get_obs = self._seen_now
+
+    def observe(self) -> Observation:
+        """Return the present state, or picture."""
+        return self._converted(self._seen_now())
+
+    def _seen_now(self) -> Any:
+        if self._looks:
+            self._last = self._look()
+        return self._last
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -298,7 +327,7 @@ class AlohaOptions(TaskOptions):
     """Show the 14 joints and grippers beside the picture, as the sets `lerobot/aloha_sim_…` do."""
 
 
-class AlohaEnv(GymnasiumTask):
+class AlohaEnv(DrawingTask):
     """Two arms that hand over a cube or insert a peg, from a picture [480, 640, 3]."""
 
     Options = AlohaOptions
@@ -316,22 +345,10 @@ class AlohaEnv(GymnasiumTask):
         variables={"MUJOCO_GL": "egl"},
     )
 
-    skips_observations = True
-    _looks = True
-
     def __init__(self, options: TaskOptions) -> None:
         super().__init__(options)
         inner: Any = self._env.unwrapped
         inner._env.task.get_observation = self._seen_by
-
-    def step_blind(self, action: Any) -> tuple[float, bool, bool, dict[str, Any]]:
-        """Execute one action without drawing a picture."""
-        self._looks = False
-        try:
-            _, reward, terminated, truncated, info = self.step(action)
-        finally:
-            self._looks = True
-        return reward, terminated, truncated, info
 
     def observe(self) -> Observation:
         """Return the picture, and the joints, of the present state."""

@@ -140,16 +140,44 @@ for turn in range(2):
     assert np.array_equal(seen["states"], np.float32(theirs["agent_pos"]))
 """
 
+_PUSHT = """
+import gymnasium, gym_pusht
+import numpy as np
+from rlinf.envs.gymnasium_tasks import PushTEnv
+env = PushTEnv(PushTEnv.Options(task="gym_pusht/PushT-v0", images=True))
+own = gymnasium.make(
+    "gym_pusht/PushT-v0", obs_type="pixels_agent_pos", disable_env_checker=True,
+    max_episode_steps=-1,
+)
+inner, drawn = env._env.unwrapped, []
+render = inner._render
+inner._render = lambda *how: drawn.append(how) or render(*how)
+env.reset(seed=3)
+own.reset(seed=3)
+drawn.clear()
+draw = np.random.default_rng(0)
+for count in range(6):
+    action = draw.uniform(100, 400, 2).astype(np.float32)
+    theirs, reward, *_ = own.step(action)
+    assert abs(env.step_blind(action)[0] - reward) < 1e-9
+assert not drawn
+seen = env.observe()
+assert len(drawn) == 1
+assert np.array_equal(seen["main_images"], theirs["pixels"])
+assert np.array_equal(seen["states"], np.float32(theirs["agent_pos"]))
+"""
+
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_of_a_chunk_of_aloha_one_picture_is_drawn_and_it_is_the_simulators() -> None:
-    require_simulator("aloha")
-    python = interpreter("aloha")
+@pytest.mark.parametrize(("name", "code"), [("aloha", _ALOHA), ("pusht", _PUSHT)])
+def test_of_a_chunk_one_picture_is_drawn_and_it_is_the_simulators(name: str, code: str) -> None:
+    require_simulator(name)
+    python = interpreter(name)
     assert python is not None
     root = str(Path(__file__).parents[2])
     subprocess.run(
-        [python, "-c", _ALOHA],
-        env={**variables("aloha"), "PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
+        [python, "-c", code],
+        env={**variables(name), "PYTHONPATH": root, "PATH": "/usr/bin:/bin"},
         check=True,
     )

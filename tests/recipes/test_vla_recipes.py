@@ -17,6 +17,7 @@ from rlinf.envs.libero import LiberoEnv
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.workers.config.acting import EvaluatedConfig
 from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
@@ -70,6 +71,23 @@ def test_published_runs_are_accepted_with_their_values(
     code, shown, error = rlinf(capsys, "train", f"vla/{name}", "--dry-run", *given)
     assert code == 0, error
     assert "nothing was started" in shown
+
+
+SUITES = [
+    *Path("recipes/vla").glob("libero_[s1]*.yaml"),
+    *Path("recipes/vla").glob("calvin_*.yaml"),
+]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in SUITES))
+@pytest.mark.usefixtures("simulators_are_here")
+def test_a_suite_is_walked_through_as_its_published_evaluation_does(name: str) -> None:
+    """Every task of LIBERO from each of its 50 states, every chain of CALVIN: each once."""
+    _, _, config = read_config(f"vla/{name}", ["model.path=.", "model.tokenizer=."])
+    assert isinstance(config, EvaluatedConfig)
+    (section,) = config.evaluated.values()
+    evaluation, whole = config.evaluation, {"libero": 500, "calvin": 1000}[section.type]
+    assert (evaluation.walk, evaluation.episodes) == (True, whole)
 
 
 @pytest.mark.usefixtures("simulators_are_here")

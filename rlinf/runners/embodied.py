@@ -111,8 +111,10 @@ class Acting(PlayingTask[ActingT]):
             name = "return" if field == "episode_return" else field
             metrics[f"env/{name}"] = float(np.mean([getattr(e, field) for e in episodes]))
         tasks = rollouts[0].tasks if rollouts else ()
+        # An episode that is a chain of tasks is of none of them, though its record names the last.
+        of_one = [] if rollouts and rollouts[0].chain_length else episodes
         for number, task in enumerate(tasks if len(tasks) > 1 else ()):
-            if played := [e for e in episodes if e.task == number]:
+            if played := [e for e in of_one if e.task == number]:
                 metrics[f"env/success/{task}"] = float(np.mean([e.success_once for e in played]))
                 metrics[f"env/return/{task}"] = float(np.mean([e.episode_return for e in played]))
             resets = sum(r.task_resets[number] for r in rollouts if r.task_resets is not None)

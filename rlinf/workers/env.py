@@ -37,6 +37,8 @@ class RolloutReport:
     extra_rows: int = 0
     simulator_seconds: float = 0.0
     tasks: tuple[str, ...] = ()
+    chain_length: int = 0
+    """See :attr:`EnvSpec.chain_length`."""
     task_resets: np.ndarray | None = None
     """Totals of the run, see :attr:`VectorEnv.task_resets`."""
 
@@ -59,8 +61,6 @@ class EvaluationReport(RolloutReport):
     frames: list[list[np.ndarray]] = field(default_factory=list)
     frame_rate: float | None = None
     """Pictures per second of an episode; None where the simulator does not say its rate."""
-    chain_length: int = 0
-    """See :attr:`EnvSpec.chain_length`."""
 
 
 class EnvWorker(StageWorker):
@@ -114,7 +114,8 @@ class EnvWorker(StageWorker):
         """
         env, steps = self._vectors["train"], self._config.chunk_steps
         auto_reset = self._config.auto_reset
-        report = RolloutReport(tasks=env.env_spec.task_descriptions)
+        spec = env.env_spec
+        report = RolloutReport(tasks=spec.task_descriptions, chain_length=spec.chain_length)
         builders = [
             TrajectoryBuilder(
                 self._env_ids(env, stage),

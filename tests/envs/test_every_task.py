@@ -10,6 +10,7 @@ import pytest
 from rlinf.envs import gymnasium_tasks, maniskill, robosuite_env
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.dm_control import adapter
+from rlinf.envs.metaworld.adapter import task_names
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from tests.packages import require_simulator
 
@@ -40,6 +41,7 @@ OPTIONS = [
         for task in gymnasium_tasks.GymnasiumRoboticsEnv.tasks
     ),
     *(("robosuite", {"task": task}) for task in robosuite_env.TASKS),
+    *(("metaworld", {"task": task}) for task in task_names()),
 ]
 
 
@@ -49,7 +51,7 @@ def test_there_are_as_many_tasks_as_the_page_says() -> None:
         counts[name] = counts.get(name, 0) + 1
     assert counts == {
         "dm_control": 51 + 25, "maniskill": 42, "panda_gym": 20, "gymnasium_robotics": 22,
-        "robosuite": 19,
+        "robosuite": 19, "metaworld": 50,
     }  # fmt: skip
     assert len({(name, options["task"]) for name, options in OPTIONS}) == len(OPTIONS)
 

@@ -83,6 +83,8 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert config.algorithm.clip_ratio_high == (0.2 if name.endswith("openvla_ppo") else 0.28)
     temperature = 1.0 if name.startswith("maniskill") else 1.6
     assert getattr(model, "temperature") == temperature  # noqa: B009 - not of every model
+    level = "action_level" if name.endswith("openvla_ppo") else "token_level"
+    assert getattr(config.algorithm, "logprob_type") == level  # noqa: B009 - not of every algorithm
     assert "Not run at this size" in Path("recipes/vla", f"{name}.yaml").read_text()
 
 

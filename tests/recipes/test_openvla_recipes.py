@@ -85,7 +85,9 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert getattr(model, "temperature") == temperature  # noqa: B009 - not of every model
     level = "action_level" if name.endswith("openvla_ppo") else "token_level"
     assert getattr(config.algorithm, "logprob_type") == level  # noqa: B009 - not of every algorithm
-    assert "Not run at this size" in Path("recipes/vla", f"{name}.yaml").read_text()
+    told = Path("recipes/vla", f"{name}.yaml").read_text()
+    assert "Not run at this size" in told
+    assert "target: success 0." in told
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

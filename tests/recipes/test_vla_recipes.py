@@ -26,6 +26,8 @@ from .conftest import rlinf
 # Model, method, env type; environments, steps of a rollout, actions of a chunk, global batch.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
     "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "libero_spatial_ppo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
+    "libero_spatial_grpo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
     "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
     "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
     "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),

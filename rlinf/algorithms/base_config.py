@@ -250,6 +250,17 @@ class PolicyConfig(AlgorithmConfig):
     """An update is not applied where the mean ratio of its global batch exceeds this; null: never
     refused."""
 
+    def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
+        """Actions without log-probs."""
+        if model.without_log_probs is not None:
+            key, nearest = model.without_log_probs
+            yield illegal(
+                f"model.{key}",
+                f"{getattr(model, key)} gives no log-probs, by which {self.type} learns; such a "
+                "model imitates and is evaluated",
+                hint=f"nearest: {nearest}",
+            )
+
     @property
     def needs_reference(self) -> bool:
         """Whether batches must carry log-probs of the reference policy."""

@@ -89,6 +89,12 @@ class ModelConfig(StrictModel):
         return policy
 
     @property
+    def without_log_probs(self) -> tuple[str, str] | None:
+        """Which key has a value with which actions have no log-probs, and the nearest value with
+        which they have; None: they have."""
+        return None
+
+    @property
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.path

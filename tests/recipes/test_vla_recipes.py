@@ -175,3 +175,24 @@ def test_so_they_do_beside_another_loss() -> None:
     with pytest.raises(ConfigError, match=r"demonstrations\.objective .*; nearest: model$"):
         read_config("vla/drawer_close_pi05_ppo", shown)
     read_config("vla/drawer_close_pi05_ppo", [*shown, "demonstrations.objective=model"])
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "nearest"),
+    [
+        ("drawer_close_pi05_ppo", ["model.method=ode", "~model.noise_level"], "flow_sde"),
+        ("drawer_close_openvla_oft_grpo", ["model.head=regression", "~model.temperature"],
+         "tokens"),
+        ("drawer_close_pi05_ppo", ["model.type=diffusion", "model.method=ddim",
+                                   "~model.state_in_prompt", "~model.noise_level"], "ddpm"),
+    ],
+)  # fmt: skip
+def test_models_without_log_probs_are_refused_before_a_rollout(
+    name: str, given: list[str], nearest: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"gives no log-probs, by which .*; nearest: {nearest}"):
+        read_config(f"vla/{name}", given)
+
+
+def test_nft_learns_without_log_probs() -> None:
+    read_config("vla/drawer_close_pi05_nft", ["model.method=ode"])

@@ -84,6 +84,11 @@ class DiffusionConfig(VisuomotorConfig):
     (`env.train.observation_steps`), and let the present one stand for those before it."""
 
     @property
+    def without_log_probs(self) -> tuple[str, str] | None:
+        """DDIM has no random steps."""
+        return ("method", "ddpm") if self.method == "ddim" else None
+
+    @property
     def all_random(self) -> bool:
         """Whether every denoising step is random."""
         return self.random_steps == "all"

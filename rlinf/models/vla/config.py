@@ -376,6 +376,11 @@ class FlowConfig(VLAConfig):
     """Tokens that an instruction may have."""
 
     @property
+    def without_log_probs(self) -> tuple[str, str] | None:
+        """The ODE has no random steps."""
+        return ("method", "flow_sde") if self.method == "ode" else None
+
+    @property
     def all_random(self) -> bool:
         """Whether every denoising step is random."""
         chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")

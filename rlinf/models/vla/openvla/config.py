@@ -46,6 +46,11 @@ class OpenVLAOFTConfig(OpenVLAConfig):
     """Let head, projector of states and FiLM begin afresh where the directory has none, to be
     trained; otherwise a missing one is an error."""
 
+    @property
+    def without_log_probs(self) -> tuple[str, str] | None:
+        """What is regressed is not drawn."""
+        return ("head", "tokens") if self.head == "regression" else None
+
     @model_validator(mode="after")
     def _check_draws(self) -> Self:
         if self.head == "regression" and (self.temperature != 1.0 or self.top_k):

@@ -55,6 +55,21 @@ class PolicySubject:
         """A fresh one with one value."""
         return self.config.build(spec or self.env_spec, value_dim=1, seed=seed).eval()
 
+    @property
+    def imitates(self) -> bool:
+        """Whether the policy learns by a loss of its own alone, as its actions have no log-probs;
+        it then acts by its mode."""
+        return self.config.without_log_probs is not None
+
+    def compared(self, sample: ActionSample) -> Tensor:
+        """[B, C, A] by which what was done is held against the same by other ways."""
+        return sample.actions if self.imitates else sample.log_probs
+
+    @property
+    def difference(self) -> str:
+        """What it is in which they differ."""
+        return "|Δ action|" if self.imitates else "|Δ log-prob|"
+
     @cached_property
     def seen(self) -> dict[str, Tensor]:
         """Observations of some rows."""
@@ -62,17 +77,30 @@ class PolicySubject:
 
     def acted(self, policy: Policy, rows: int = _ROWS) -> tuple[dict[str, Tensor], ActionSample]:
         """What was seen and what the policy did, with the same noise for the same row."""
+        seen = {name: each[:rows] for name, each in self.seen.items()}
+        if self.imitates:
+            return seen, policy.sample(seen, None)
         generator = torch.Generator().manual_seed(1)
         noise = draw_noise(policy.noise, (_ROWS,), generator)
-        seen = {name: each[:rows] for name, each in self.seen.items()}
         return seen, policy.sample(seen, {name: each[:rows] for name, each in noise.items()})
 
     @cached_property
     def batch(self) -> Batch:
-        """What a fresh policy did, as it is trained on."""
+        """What a fresh policy did, or was shown, as it is trained on."""
+        if self.imitates:
+            inputs = self.shown(self.policy())
+            return Batch.of(inputs=inputs, mask=torch.ones(inputs[RAW_ACTIONS].shape).flatten(1))
         seen, sample = self.acted(self.policy())
         inputs = {name: each.clone() for name, each in (seen | sample.forward_inputs).items()}
         return Batch.of(inputs=inputs, mask=torch.ones(_ROWS, sample.log_probs[0].numel()))
+
+    def shown(self, policy: Policy) -> dict[str, Tensor]:
+        """Recorded actions with what was seen, and the noise by which they are imitated."""
+        shape, spec = (_ROWS, sum(policy.imitated), policy.action_dim), self.env_spec
+        noise = draw_noise(policy.imitation_noise, (_ROWS,), torch.Generator().manual_seed(2))
+        low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
+        drawn = torch.rand(shape, generator=torch.Generator().manual_seed(3))
+        return {**self.seen, RAW_ACTIONS: low + (high - low) * drawn, **noise}
 
 
 def check_policy(
@@ -86,13 +114,15 @@ def check_policy(
         _check_acts, _check_mode, _check_replays, _check_batch_size, _check_gradients,
         _check_save_and_load, _check_adapters, _check_checkpointing,
     ]  # fmt: skip
+    if subject.imitates:
+        checks = [each for each in checks if each not in (_check_replays, _check_gradients)]
     if ranks:
         checks.append(_check_two_ranks)
     if hasattr(config, "preset") and INSTRUCTION_KEY not in env_spec.observation_shapes:
-        checks.insert(4, _check_padding)
+        checks.insert(checks.index(_check_batch_size) + 1, _check_padding)
     if subject.policy().imitates:
         checks.append(_check_imitation)
-    if config.half_precision:
+    if config.half_precision and not subject.imitates:
         checks.append(_check_bfloat16)
     if torch.accelerator.is_available():
         checks.append(_check_device)
@@ -117,7 +147,8 @@ def _check_acts(subject: PolicySubject) -> str:
     _near(values, policy.value(subject.seen), "values of sample and of value")
     _, again = subject.acted(policy)
     require(torch.equal(again.actions, sample.actions), "the same noise gives other actions")
-    return f"actions [B, {policy.chunk}, {policy.action_dim}], noise {_shapes(policy)}"
+    noise = "no log-probs" if subject.imitates else f"noise {_shapes(policy)}"
+    return f"actions [B, {policy.chunk}, {policy.action_dim}], {noise}"
 
 
 def _check_mode(subject: PolicySubject) -> str:
@@ -150,8 +181,9 @@ def _check_batch_size(subject: PolicySubject) -> str:
     _, whole = subject.acted(policy)
     _, alone = subject.acted(policy, rows=1)
     _near(alone.actions, whole.actions[:1], "actions of a row alone and among others")
-    difference = _near(alone.log_probs, whole.log_probs[:1], "log-probs of a row alone")
-    return f"a row alone: |Δ log-prob| ≤ {difference:.1e}"
+    one, among = subject.compared(alone), subject.compared(whole)[:1]
+    difference = _near(one, among, "log-probs of a row alone")
+    return f"a row alone: {subject.difference} ≤ {difference:.1e}"
 
 
 def _check_padding(subject: PolicySubject) -> str:
@@ -168,12 +200,15 @@ def _check_padding(subject: PolicySubject) -> str:
             observation_dtypes=subject.env_spec.observation_dtypes | types,
         )
         policy = subject.policy(spec=spec)
-        noise = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
+        noise = None
+        if not subject.imitates:
+            noise = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
         tasks = torch.zeros(_ROWS, dtype=torch.int64)
         found.append(policy.sample(subject.seen | {TASK_IDS: tasks}, noise))
-    difference = _near(found[0].log_probs, found[1].log_probs, "log-probs beside longer texts")
     _near(found[0].actions, found[1].actions, "actions beside longer texts")
-    return f"beside a longer instruction: |Δ log-prob| ≤ {difference:.1e}"
+    alone, beside = map(subject.compared, found)
+    difference = _near(alone, beside, "log-probs beside longer texts")
+    return f"beside a longer instruction: {subject.difference} ≤ {difference:.1e}"
 
 
 def _check_gradients(subject: PolicySubject) -> str:
@@ -215,8 +250,8 @@ def _check_adapters(subject: PolicySubject) -> str:
     adapt_policy(policy, lora, seed=3)
     require(any(".lora_A" in name for name, _ in policy.named_parameters()), "no layer is adapted")
     # Within rounding: an adapted layer is another call.
-    _, begun = subject.acted(policy)
-    _near(begun.log_probs, subject.acted(plain)[1].log_probs, "log-probs of fresh adapters")
+    begun, without = (subject.compared(subject.acted(each)[1]) for each in (policy, plain))
+    _near(begun, without, "log-probs of fresh adapters")
     _moved(policy, only=".lora_B")
     if policy.base is None:
         return "adapters change nothing at first"
@@ -227,11 +262,10 @@ def _check_adapters(subject: PolicySubject) -> str:
     _same_actions(subject, policy, receiver)
     with torch.no_grad():
         plain.load_state_dict(merged_adapters(sent, plain.state_dict()), strict=False)
-    _, merged = subject.acted(plain)
-    _, adapted = subject.acted(policy)
-    difference = _near(merged.log_probs, adapted.log_probs, "log-probs of merged adapters")
+    merged, adapted = (subject.compared(subject.acted(each)[1]) for each in (plain, policy))
+    difference = _near(merged, adapted, "log-probs of merged adapters")
     numbers = sum(t.numel() for n, t in sent.items() if ".lora_" in n)
-    return f"{numbers:,} numbers; merged |Δ log-prob| ≤ {difference:.1e}"
+    return f"{numbers:,} numbers; merged {subject.difference} ≤ {difference:.1e}"
 
 
 def _check_checkpointing(subject: PolicySubject) -> str:
@@ -272,13 +306,9 @@ def _one_of_two(rank: int, config: ModelConfig, env_spec: EnvSpec, place: str) -
 
 
 def _check_imitation(subject: PolicySubject) -> str:
-    policy, spec = subject.policy(), subject.env_spec
-    shape = (_ROWS, sum(policy.imitated), policy.action_dim)
-    noise = draw_noise(policy.imitation_noise, (_ROWS,), torch.Generator().manual_seed(2))
-    low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
-    recorded = low + (high - low) * torch.rand(shape, generator=torch.Generator().manual_seed(3))
-    inputs = {**subject.seen, RAW_ACTIONS: recorded, **noise}
-    whole = policy.imitation_errors(inputs)
+    policy = subject.policy()
+    inputs = subject.shown(policy)
+    whole, shape = policy.imitation_errors(inputs), tuple(inputs[RAW_ACTIONS].shape)
     require(tuple(whole.shape) == shape, f"errors {tuple(whole.shape)}, expected {shape}")
     require(bool(whole.isfinite().all() & (whole >= 0).all()), "errors below 0, or not finite")
     alone = policy.imitation_errors({name: each[:1] for name, each in inputs.items()})
@@ -306,9 +336,11 @@ def _check_device(subject: PolicySubject) -> str:
     policy = subject.policy()
     _, here = subject.acted(policy)
     policy.to(device)
-    noise = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
-    placed = {name: each.to(device) for name, each in subject.seen.items()}
-    there = policy.sample(placed, {name: each.to(device) for name, each in noise.items()})
+    placed, noise = {name: each.to(device) for name, each in subject.seen.items()}, None
+    if not subject.imitates:
+        drawn = draw_noise(policy.noise, (_ROWS,), torch.Generator().manual_seed(1))
+        noise = {name: each.to(device) for name, each in drawn.items()}
+    there = policy.sample(placed, noise)
     difference = _near(there.actions.cpu(), here.actions, f"actions on {device}", bound=1e-3)
     _same_actions(subject, policy.cpu(), subject.policy())
     return f"on {device} actions differ by {difference:.1e}"
@@ -359,7 +391,12 @@ def _train(
     """Weights after two updates that make what was done likelier."""
     config = RowTrainerConfig(global_batch_size=_ROWS, micro_batch_size=_ROWS // 2, **settings)
     trainer = Trainer(
-        {POLICY: subject.policy()}, Supervised(), config, ranks=ranks, total_steps=2, seed=0
+        {POLICY: subject.policy()},
+        Supervised("model" if subject.imitates else "likelihood"),
+        config,
+        ranks=ranks,
+        total_steps=2,
+        seed=0,
     )
     for step in range(2):
         metrics = trainer.train([batch], step)

@@ -87,6 +87,31 @@ def test_vision_language_action_models_pass(name):
 
 
 @pytest.mark.parametrize(
+    ("name", "given"),
+    [
+        ("openvla_oft", {"head": "regression"}),
+        pytest.param("pi0", {"method": "ode"}, marks=pytest.mark.slow),
+    ],
+)
+def test_what_has_no_log_probs_is_held_by_its_actions_and_its_own_loss(name, given, monkeypatch):
+    config = REGISTRY.load(name)(preset="tiny", num_action_chunks=2, **given)
+    results = {each.name: each for each in check_policy(config, PICTURES, ranks=False)}
+    assert [each for each in results.values() if not each.passed] == []
+    assert {"replays", "gradients", "bfloat16"}.isdisjoint(results)
+    assert "|Δ action|" in results["padding"].detail
+    made = type(config.build(PICTURES))
+    real = made.sample
+
+    def of_batch(self, observations, noise):
+        found = real(self, observations, noise)
+        return replace(found, actions=found.actions * min(1.0, len(found.actions) / 4))
+
+    monkeypatch.setattr(made, "sample", of_batch)
+    results = {each.name: each for each in check_policy(config, PICTURES, ranks=False)}
+    assert not results["batch_size"].passed
+
+
+@pytest.mark.parametrize(
     ("fault", "checks"),
     [
         ("log-probs", {"replays"}),

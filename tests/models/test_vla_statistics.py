@@ -153,7 +153,7 @@ def test_published_files(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_read_is_said_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no statistics; known files"):
+    with pytest.raises(ConfigError, match=r"^statistics: .* has no statistics; known files"):
         read_statistics(tmp_path)
     published(
         tmp_path, "norm_stats.json", {"norm_stats": {"actions": {"mean": [1], "std": [1, 2]}}}

@@ -115,7 +115,8 @@ def _chosen(path: Path, key: str | None) -> tuple[str, Mapping[str, Any]]:
         raise ConfigError(
             f"{path} has no statistics; known files: "
             f"{', '.join(_FILES)}, assets/ID/norm_stats.json, config.json with "
-            "norm_stats, *_normalizer_processor.safetensors"
+            "norm_stats, *_normalizer_processor.safetensors",
+            key="statistics",
         )
     if key is None and len(sets) > 1:
         raise ConfigError(

@@ -72,7 +72,8 @@ class TokenPolicy(VLAPolicy):
         config.conventions.check_dimensions(dim, dim, self.state_dim)
 
     def _read_statistics(self, config: TokenConfig) -> ModelStatistics:
-        found, told = config.read_statistics(), config.conventions
+        with in_section("model"):
+            found, told = config.read_statistics(), config.conventions
         if found is not None:
             own = self.action_dim in {found.actions.dim, found.actions.used}
             found.check(

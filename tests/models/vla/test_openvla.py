@@ -295,7 +295,7 @@ def test_a_published_directory_is_a_policy(directory):
 @pytest.mark.parametrize(
     ("options", "spec", "message"),
     [
-        ({"statistics_key": "bridge"}, {}, "no statistics of `bridge`"),
+        ({"statistics_key": "bridge"}, {}, r"^model\.statistics_key: .* no statistics of `bridge`"),
         ({}, {"action_dim": 4, "action_low": (-1,) * 4, "action_high": (1,) * 4},
          "7 action dimensions, the environment takes 4"),
         ({"max_prompt_tokens": 5}, {}, "at most 5; legal with it"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistic
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
+
+log = logging.getLogger(__name__)
 
 
 class ChunkPolicy(VLAPolicy):
@@ -83,6 +86,14 @@ class ChunkPolicy(VLAPolicy):
                 f"{size.state_dim}; nearest: an environment whose states have {size.state_dim} or "
                 "fewer, or that shows none",
                 key="model.type",
+            )
+        known = None if config.path is None else getattr(self._statistics, "states", None)
+        if known is not None and not self.state_dim and self._told_states:
+            log.warning(
+                "the model in %s was trained with states, and the environment shows none: it takes "
+                "them for 0, or is not told them. Nearest: let the environment show them, by its "
+                "options",
+                config.path,
             )
         with in_section("model.conventions"):
             config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)

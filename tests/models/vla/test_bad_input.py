@@ -381,6 +381,19 @@ def test_pictures_with_colours_first_are_refused(kind: str) -> None:
         REGISTRY.load(kind)(**TINY).build(spec, value_dim=1)
 
 
+@pytest.mark.parametrize("told", [True, False])
+def test_states_that_the_environment_does_not_show_are_told(
+    told: bool, published: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shown = {"main_images": (56, 56, 3)}
+    blind = replace(SPEC, observation_shapes=shown, observation_dtypes={"main_images": "uint8"})
+    for spec, warned in ((SPEC, False), (blind, told)):
+        caplog.clear()
+        config = REGISTRY.load("pi05")(path=published, state_in_prompt=told)
+        config.build(spec, value_dim=1, seed=0)
+        assert ("trained with states, and the environment shows none" in caplog.text) == warned
+
+
 def test_padding_of_statistics_is_no_dimension() -> None:
     padded = Statistics.of({"q01": [-1.0, -1.0, 0.0, 0.0], "q99": [1.0, 1.0, 0.0, 0.0]})
     assert padded.used == 2

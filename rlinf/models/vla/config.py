@@ -141,7 +141,7 @@ class PublishedConfig(ModelConfig):
                 f"{self.path} cannot be read as a model of the type {self.type} ({told}): one of "
                 "its files, such as config.json, is damaged or of another version; copy the model "
                 "again",
-                key="path",
+                key="model.path",
             ) from error
 
     @property

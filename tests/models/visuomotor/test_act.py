@@ -140,7 +140,10 @@ MISSHAPEN = {
         ({"output_features": None}, "describes input_features"),
         ({"normalization_mapping": [1]}, r"normalization_mapping: \[1\] .* expected a mapping"),
         ({"normalization_mapping": {"STATE": []}}, r"normalization_mapping\.STATE: \[\]"),
-        ({"input_features": MISSHAPEN}, "cannot be read as a model of the type act .*copy the mod"),
+        (
+            {"input_features": MISSHAPEN},
+            r"^model\.path: .* cannot be read as a model of the type act .*copy the mod",
+        ),
     ],
 )
 def test_what_is_not_computed_is_refused(

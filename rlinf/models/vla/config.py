@@ -80,7 +80,7 @@ class PublishedConfig(ModelConfig):
 
     half_precision = True
     only_imitates = True
-    of_values = ("value_head", "detach_values")
+    of_values: ClassVar[tuple[str, ...]] = ("value_head", "detach_values")
     usually_normalised_by: ClassVar[Method]
     """Which statistics scale states and actions, where a directory does not say otherwise; not of
     sections with a key `normalization`, which says it."""

@@ -73,6 +73,16 @@ class Prefix:
         there = self.mask.unsqueeze(-1).to(self.hidden.dtype)
         return (self.hidden * there).sum(1) / there.sum(1)
 
+    def feature(self, which: str) -> Tensor:
+        """[B, W], the ``mean``, or the hidden state of the ``first`` or the ``last`` of what there
+        is."""
+        if which == "mean":
+            return self.mean
+        there = self.mask.to(torch.int8)  # the first of equal ones is the largest
+        last = self.mask.shape[1] - 1 - there.flip(1).argmax(dim=1)
+        place = there.argmax(dim=1) if which == "first" else last
+        return self.hidden[torch.arange(len(place), device=place.device), place]
+
 
 class VisionLayer(nn.Module):
     """A layer of SigLIP: attention and a perceptron, each behind a norm."""

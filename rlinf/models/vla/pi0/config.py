@@ -10,7 +10,18 @@ from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 
-class PI0Config(FlowConfig):
+class PIConfig(FlowConfig):
+    """What both have."""
+
+    of_values = (*FlowConfig.of_values, "value_from")
+
+    value_from: Literal["expert", "mean", "first", "last"] | None = None
+    """What values are read from: what the expert makes of zero actions at the noise end, or the
+    language model's last hidden states of pictures and prompt, their mean, the first or the last
+    one; null: `expert` of π₀, `mean` of π₀.₅."""
+
+
+class PI0Config(PIConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
@@ -23,7 +34,7 @@ class PI0Config(FlowConfig):
     """Widths of the hidden layers of the value head, which begins afresh."""
 
 
-class PI05Config(FlowConfig):
+class PI05Config(PIConfig):
     """π₀.₅: time enters by adaptive norms; values are read from the language model."""
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"

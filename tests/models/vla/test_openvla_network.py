@@ -174,7 +174,7 @@ def test_a_missing_weight_is_named(directory):
     tensors = load_file(directory / "model.safetensors")
     del tensors["projector.fc2.bias"]
     save_file(tensors, directory / "model.safetensors")
-    with pytest.raises(ConfigError, match=r"1 missing in the file: projector\.fc2\.bias"):
+    with pytest.raises(ConfigError, match=r"^model\.path: .* 1 missing .*: projector\.fc2\.bias"):
         _network(path=directory)
 
 
@@ -202,6 +202,15 @@ def test_parts_with_other_shapes_or_code_are_refused(directory):
     file.rename(directory / "vision_backbone--2_checkpoint.pt")
     with pytest.raises(ConfigError, match="holds several vision_backbone"):
         _network(Extras(film=True), directory)
+
+
+def test_parts_that_are_not_finite_are_refused(directory):
+    file = directory / "proprio_projector--1_checkpoint.pt"
+    tensors = torch.load(file, weights_only=True)
+    first = next(iter(tensors))
+    torch.save({**tensors, first: torch.full_like(tensors[first], torch.nan)}, file)
+    with pytest.raises(ConfigError, match=rf"not finite, first in .*{first}"):
+        _network(Extras(proprioception=5), directory)
 
 
 def test_adapters_beside_film_are_merged(directory):

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rlinf.checkpoint.weights import check_finite
 from rlinf.data.json_files import read_settings
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.policy_weights import merged
 from rlinf.models.vla.loading import NameLayout, load_published
 from rlinf.models.vla.openvla.network import TOWERS, Architecture, Extras, OpenVLANetwork
@@ -120,7 +121,8 @@ def load_network(
         network = OpenVLANetwork(published.architecture, extras)
     files = {name: _extra_file(published.path, name, needed=not fresh) for name in _parts(extras)}
     layout = openvla_layout(published.architecture)
-    load_published(network, published.path, [layout], dtype=dtype, fresh=is_extra)
+    with in_section("model"):
+        load_published(network, published.path, [layout], dtype=dtype, fresh=is_extra)
     dtype = dtype or network.language_model.lm_head.weight.dtype
     for name, file in files.items():
         if file is not None:
@@ -269,6 +271,7 @@ def _load_extra(network: OpenVLANetwork, name: str, file: Path, dtype: torch.dty
             f"{different[0][0]} {list(different[0][1])}",
             key="model.path",
         )
+    check_finite(tensors.items(), source=str(file), key="model.path")
     part.load_state_dict({key: each.to(dtype) for key, each in tensors.items()}, assign=True)
 
 

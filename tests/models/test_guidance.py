@@ -81,3 +81,17 @@ def test_without_weights_nothing_changes() -> None:
     found = guided_velocity(lambda at: velocity(at, 0.5), x=x, time=0.5, prefix=x,
                             weights=torch.zeros(2, HORIZON))  # fmt: skip
     torch.testing.assert_close(found, velocity(x, 0.5), rtol=0, atol=0)
+
+
+def test_at_the_noise_end_the_weight_is_its_bound() -> None:
+    """Where the velocity is 0 the actions are x, and the weight of equation 2 has no bound."""
+    x, prefix = torch.zeros(1, 2, 3), torch.ones(1, 2, 3)
+    bent = guided_velocity(
+        lambda at: 0.0 * at,
+        x=x,
+        time=1.0,
+        prefix=prefix,
+        weights=torch.tensor([[1.0, 0.5]]),
+        most=4.0,
+    )
+    torch.testing.assert_close(bent, torch.tensor([-4.0, -2.0]).view(1, 2, 1).expand(1, 2, 3))

@@ -25,6 +25,9 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "maniskill_put_on_plate_openvla_ppo": (
         128, 1, 160, 80, 1, 1e-4, 3e-3, 640, 80, 32, 1000,
     ),
+    "maniskill_put_on_plate_openvla_async_ppo": (
+        64, 1, 80, 80, 1, 1e-4, 3e-3, 320, 40, 32, 1000,
+    ),
     "maniskill_put_on_plate_openvla_oft_ppo": (
         128, 1, 160, 80, 8, 1e-4, 3e-3, 640, 40, 32, 1000,
     ),
@@ -80,14 +83,16 @@ def test_values_are_those_of_the_publication(name: str) -> None:
         config.training_steps,
     )
     assert found == PUBLISHED[name]
-    assert config.algorithm.clip_ratio_high == (0.2 if name.endswith("openvla_ppo") else 0.28)
+    clips = {"openvla_ppo": 0.2, "openvla_async_ppo": 0.3}
+    clip = next((bound for end, bound in clips.items() if name.endswith(end)), 0.28)
+    assert config.algorithm.clip_ratio_high == clip
     temperature = 1.0 if name.startswith("maniskill") else 1.6
     assert getattr(model, "temperature") == temperature  # noqa: B009 - not of every model
-    level = "action_level" if name.endswith("openvla_ppo") else "token_level"
+    level = "action_level" if name.endswith(tuple(clips)) else "token_level"
     assert getattr(config.algorithm, "logprob_type") == level  # noqa: B009 - not of every algorithm
     told = Path("recipes/vla", f"{name}.yaml").read_text()
     assert "Not run at this size" in told
-    assert "target: success 0." in told
+    assert "target: success 0." in told or "success it reached is not known here" in told
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

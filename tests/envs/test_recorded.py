@@ -20,6 +20,7 @@ from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, instruction_text
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.env_conformance import check_env
+from rlinf.envs.household.behavior import PROPRIOCEPTION, controlled
 from rlinf.envs.installation import State
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
@@ -164,6 +165,23 @@ def test_what_is_seen_has_the_shapes_that_policies_were_trained_on(
             "behavior": {"main_images": (720, 720, 3), "wrist_images": (2, 480, 480, 3)},
         }[name]
     )
+
+
+def test_of_behaviors_robot_what_actions_move_can_be_seen_alone(
+    config: Callable[..., EnvConfig],
+) -> None:
+    whole = np.arange(2 * 256, dtype=np.float32).reshape(2, 256)
+    found = controlled(whole)
+    begins = dict(zip(PROPRIOCEPTION, np.cumsum([0, *PROPRIOCEPTION.values()]), strict=False))
+    base, left = begins["base_qvel"], begins["gripper_left_qpos"]
+    assert found.shape == (2, 23)
+    assert found[1, :3].tolist() == [256 + base, 257 + base, 258 + base]
+    assert found[0, 21] == 2 * left + 1
+    with SupervisedVectorEnv(
+        config("behavior", {"images": False, "states": "controlled"}), num_envs=1, seed=3
+    ) as env:
+        assert env.env_spec.observation_shapes["states"] == (23,)
+        assert env.reset()["states"].shape == (1, 23)
 
 
 @pytest.mark.parametrize("name", OPTIONS)

@@ -13,6 +13,7 @@ import pytest
 from rlinf.algorithms.denoising.config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
+from rlinf.envs.household.behavior import BehaviorEnv
 from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.errors import ConfigError
@@ -34,6 +35,7 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),
     "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
     "robocasa_close_drawer_grpo_pi0": ("pi0", "flow_sde", "robocasa", 64, 2400, 10, 1920),
+    "behavior_ppo_pi0": ("pi0", "flow_sde", "behavior", 8, 32000, 10, 16),
 }
 
 TARGET = (
@@ -43,10 +45,10 @@ TARGET = (
 
 
 @pytest.fixture
-def simulators_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
+def simulators_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """For checks that start nothing: these look for what is installed, and into it."""
     real, modules = importlib.util.find_spec, set()
-    for simulator in (LiberoEnv, CalvinEnv, RobocasaEnv):
+    for simulator in (LiberoEnv, CalvinEnv, RobocasaEnv, BehaviorEnv):
         modules.add(simulator.requirements.module)
         monkeypatch.setattr(simulator, "check", classmethod(lambda *_: None))
 
@@ -54,6 +56,8 @@ def simulators_are_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return real("json") if name in modules else real(name, package)
 
     monkeypatch.setattr("importlib.util.find_spec", find_spec)
+    (tmp_path / "gpus" / "0").mkdir(parents=True)
+    monkeypatch.setattr("rlinf.envs.installation.GPUS", str(tmp_path / "gpus"))
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -74,7 +78,7 @@ def test_published_runs_are_accepted_with_their_values(
         config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert config.actor.optim.lr == 5e-6
+    assert config.actor.optim.lr == (1e-4 if "behavior" in name else 5e-6)
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     told = " ".join(text.partition("\ntask:")[0].replace("#", " ").split())
     assert "Not run at this size" in told

@@ -75,6 +75,11 @@ PROPRIOCEPTION = {
 }  # fmt: skip
 """What ``states`` [256] are made of, and the width of each."""
 
+CONTROLLED = ("base_qvel", "trunk_qpos", "arm_left_qpos", "arm_right_qpos", "gripper_left_qpos",
+              "gripper_right_qpos")  # fmt: skip
+"""Parts of proprioception that actions move; of a gripper how far its two fingers are apart."""
+
+_STATES = ("all", "controlled")
 _NO_LIMIT = 10**9
 """Time limits belong to the host."""
 
@@ -95,6 +100,10 @@ class BehaviorOptions:
     images: bool = True
     """Whether observations hold ``main_images`` of the head and ``wrist_images`` of both arms."""
 
+    states: str = "all"
+    """What `states` holds: `all` 256 numbers of proprioception, or the 23 of what actions move
+    (`controlled`: base, trunk, arms, width of the grippers), as models are trained on them."""
+
     config: str = ""
     """JSON file that is merged into OmniGibson's configuration, over what is written here: rooms
     to load, resolutions, rewards, macros of a scene."""
@@ -103,9 +112,9 @@ class BehaviorOptions:
 class BehaviorEnv(SimulatorBatch):
     """An activity of the challenge, in scenes that one Isaac Sim steps together at 30 Hz.
 
-    ``states`` [256] are proprioception, actions [23] the base's velocity and absolute positions of
-    torso, arms and grippers. The reward is the change of the part of the goal that is reached; an
-    episode ends at success, or where another condition of the activity ends it.
+    ``states`` [256 or 23] are proprioception, actions [23] the base's velocity and absolute
+    positions of torso, arms and grippers. The reward is the change of the part of the goal that is
+    reached; an episode ends at success, or where another condition of the activity ends it.
     """
 
     Options = BehaviorOptions
@@ -164,6 +173,7 @@ class BehaviorEnv(SimulatorBatch):
         _find_source()
         require_package("behavior", cls.requirements)
         require_known("task", options.task, TASKS)
+        require_known("states", options.states, _STATES)
         if options.config:
             try:
                 merged = json.loads(Path(options.config).read_text())
@@ -212,14 +222,26 @@ class BehaviorEnv(SimulatorBatch):
         self._env.close()
 
     def _observations(self) -> Observation:
-        states = [_numpy(_entry(raw, "proprio")) for raw in self._raw]
-        found: Observation = {"states": np.stack(states).astype(np.float32)}
+        states = np.stack([_numpy(_entry(raw, "proprio")) for raw in self._raw]).astype(np.float32)
+        found: Observation = {"states": states}
+        if self.options.states == "controlled":
+            found["states"] = controlled(states)
         if self.options.images:
             for key, cameras in CAMERAS.items():
                 views = [[_picture(raw, camera) for camera in cameras] for raw in self._raw]
                 found[key] = np.stack([np.stack(each) for each in views])
             found["main_images"] = found["main_images"][:, 0]
         return found
+
+
+def controlled(states: np.ndarray) -> np.ndarray:
+    """Of proprioception [N, 256] what actions move, [N, 23]."""
+    ends = np.cumsum([*PROPRIOCEPTION.values()])[:-1]
+    parts = dict(zip(PROPRIOCEPTION, np.split(states, ends, axis=1), strict=True))
+    return np.concatenate([
+        parts[name].sum(axis=1, keepdims=True) if name.startswith("gripper") else parts[name]
+        for name in CONTROLLED
+    ], axis=1)  # fmt: skip
 
 
 def _find_source() -> None:

@@ -19,6 +19,7 @@ from rlinf.config.validate import validate
 from rlinf.flow.plan import PLAN_FILE, Plan
 from rlinf.monitor.timeline import read_timeline
 from rlinf.planner import kept_profiles, planned, profiling
+from rlinf.planner.planned import legal_trials
 from rlinf.planner.profile import ComponentProfile, Measurement, Profile
 from rlinf.runners.embodied_config import EmbodiedConfig
 
@@ -117,6 +118,23 @@ def test_runs_of_every_family_accept_the_plan_that_is_found(
     # Who only evaluates is where it is in a placement that does not name it.
     others = {found.plan.components[name].placement for name in {*found.components} - staged}
     assert others <= {"0"}
+
+
+def test_what_a_trainer_was_told_to_give_back_is_given_back_under_every_plan(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    away, recipe = "cluster.residency={actor: offload}", str(write_recipe(tmp_path))
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    words = [SLOTS, away, "--profile", str(tmp_path / "profile.json")]
+    assert main(["plan", recipe, *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    _, _, found = read_config(recipe, shlex.split(command)[5:])
+    _, _, config = read_config(recipe, [SLOTS, away])
+    trials = [trial for _, trial in legal_trials(config)]
+    assert len(trials) > 3
+    for each in (found, *trials):
+        parts = {name: part.residency for name, part in each.plan.components.items()}
+        assert parts == {"env": "resident", "rollout": "resident", "actor": "offload"}
 
 
 def test_the_command_of_a_plan_repeats_nothing_that_it_replaces(

@@ -389,7 +389,13 @@ class ActingConfig(EvaluatedConfig):
                 ),
                 "rollout": loop.model_copy(update={"serves": "env"}),
                 **{name: whole.model_copy(update={"processes": (1,)}) for name in learners},
-                "actor": whole.model_copy(update={"processes": dividing_ranks(self.actor)}),
+                "actor": whole.model_copy(
+                    update={
+                        "processes": dividing_ranks(self.actor),
+                        # The planner chooses none by itself, but keeps what is said by hand.
+                        "residency": self.residency().get("actor", "resident"),
+                    }
+                ),
             },
         )
         # What hands out demonstrations is configured by their section.
@@ -458,6 +464,7 @@ def rank_problems(actor: _Batches, ranks: int, rows: str) -> Iterator[PydanticCu
 
 def _trials(config: ActingConfig, first: int, devices: int) -> Iterator[Trial]:
     envs, one_stage = config.env.num_envs, "rollout.pipeline_stage_num=1"
+    kept = [f"cluster.residency={{{name}: {it}}}" for name, it in config.residency().items()]
 
     def trial(label: str, places: dict[str, str], *overrides: str) -> Trial:
         # What there is one of stands with the first device of the actor.
@@ -465,7 +472,7 @@ def _trials(config: ActingConfig, first: int, devices: int) -> Iterator[Trial]:
         alone = {n: p.partition("-")[0] for n, p in rest.items()}
         written = ", ".join(f"{name}: '{place}'" for name, place in (places | alone).items())
         placed = f"cluster.component_placement={{{written}}}"
-        return Trial(label, (*_from_the_first_step(config), placed, *overrides))
+        return Trial(label, (*_from_the_first_step(config), placed, *kept, *overrides))
 
     def together(count: int) -> dict[str, str]:
         return dict.fromkeys(("env", "rollout", "actor"), first_devices(count, first))

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
+from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDiedError
 from rlinf.scheduler.process import Process
 from rlinf.scheduler.transport import sockets
 from rlinf.scheduler.transport.blocks import BlockPool, remove_free_blocks
@@ -132,6 +132,15 @@ def test_failed_encode_gives_its_blocks_back(codec, pool):
     codec.encode(torch.ones(LARGE))
     codec.encode(torch.ones(LARGE))
     assert len(pool._blocks) == 2
+
+
+def test_what_cannot_be_pickled_is_told_in_a_line(codec):
+    for value, culprit in (
+        ({"a": [threading.Lock()]}, "_thread.lock"),
+        ((i for i in "a"), "generator"),
+    ):
+        with pytest.raises(SchedulerTypeError, match=f"has to be picklable.*'{culprit}' object"):
+            codec.encode(value)
 
 
 def test_local_classes_and_functions_travel_by_value(codec):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from rlinf.scheduler.errors import SchedulerTypeError
 from rlinf.scheduler.transport.blocks import MOST_RECEIVERS, AttachedBlocks, Block, BlockPool
 
 if TYPE_CHECKING:
@@ -81,6 +82,9 @@ class Codec:
             receivers: How many processes will decode it.
             inline: Use no shared memory, because a receiver is on another node.
             pair: How accelerator tensors go, where the receiver is known.
+
+        Raises:
+            SchedulerTypeError: It holds what cannot be pickled, such as a lock or a generator.
         """
         pool = None if inline or receivers > MOST_RECEIVERS else self._pool
         state = _Encoding(pool, receivers, pair)
@@ -91,6 +95,12 @@ class Codec:
             state = _Encoding(pool, receivers, pair)
             try:
                 head = _dump(_by_value_pickler(), value, state)
+            except (pickle.PicklingError, AttributeError, TypeError) as error:
+                state.release()
+                raise SchedulerTypeError(
+                    f"what another process is given has to be picklable, and a part of it is not: "
+                    f"{error}. Leave that part out, or make it where it is used."
+                ) from error
             except BaseException:
                 state.release()
                 raise

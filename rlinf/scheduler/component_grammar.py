@@ -194,7 +194,8 @@ class _SpecParser:
     def _check_resources(self, ranks: range) -> None:
         if self.num_resources is not None and (not ranks or ranks[-1] >= self.num_resources):
             available = format_ranks(range(self.num_resources))
-            legal = format_ranks([r for r in ranks if r < self.num_resources] or [0])
+            last = max(self.num_resources - 1, 0)
+            legal = format_ranks([r for r in ranks if r <= last] or [last])
             reason = f"there are {self.num_resources} resources: {available}"
             raise self._error("is out of range", reason, legal if self.num_resources else None)
         used = sorted(set(ranks).intersection(self.resources))

@@ -67,7 +67,7 @@ def test_all_of_an_unknown_number_is_left_open():
         ("0-3,2-5", None, r"position 4 \('2-5'\).*Resource ranks must be unique, 2-3.*'4-5'"),
         ("2-3,0-1", None, r"Resource ranks must be in ascending order"),
         ("0-8", 8, r"out of range: there are 8 resources: 0-7.*'0-7'"),
-        ("9", 8, r"out of range.*legal: '0'"),
+        ("9", 8, r"out of range.*legal: '7'"),
         ("all", 0, r"out of range: there are 0 resources: none\.$"),
         ("all,0", 4, r"cannot stand beside.*'all'"),
         ("0,all", 4, r"cannot stand beside"),

@@ -331,6 +331,11 @@ def test_auto_needs_order_and_cover():
             r"Actor GPUs 0,2 must be continuous.*'0-2'",
         ),
         ({"actor": "0-4", "rollout,reward": "4-7"}, {}, "neither collocated.*actor and rollout"),
+        (
+            {"actor": "0-1", "rollout,reward": "2-3", "inference,critic": "4-5"},
+            {},
+            "neither collocated.*inference and critic share",
+        ),
         ({"actor,rollout,reward,inference": "all"}, {}, "Inference GPUs must not be specified"),
         ({"actor,rollout,reward": "0-3"}, {"actor": 8}, "Actor TP size 8 must be less.*legal: 4"),
         ({"actor,rollout,reward": "0-3"}, {"rollout": 8}, "Rollout TP size 8 must be less"),
@@ -349,6 +354,18 @@ def test_auto_needs_order_and_cover():
             {"algorithm": {"recompute_logprobs": False}},
             "recompute_logprobs",
         ),
+        (
+            {"actor": "0-2", "rollout": "3-5", "reward": "0"},
+            {"rollout": 2},
+            "Rollout world size 3 must be divisible by the 2 devices.*legal: 2 devices",
+        ),
+        (
+            {"actor": "0-4", "rollout": "5-6", "reward": "0"},
+            {"actor": 2},
+            "Actor world size 5 must be divisible by the 2 devices.*legal: 4 devices",
+        ),
+        ({"actor,rollout,reward": "all"}, {"rollout": 0}, r"rollout.tensor_parallel_size.*got 0"),
+        ({"actor,rollout,reward": "all"}, {"actor": "two"}, "a number of 1 or more, got 'two'"),
     ],
 )
 def test_model_parallel_mistakes(component_placement, sections, message):

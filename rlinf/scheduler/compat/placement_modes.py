@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import combinations
 from typing import Any
 
 from rlinf.scheduler.component_placement import ComponentPlacement, read_config
@@ -179,7 +180,12 @@ class ModelParallelComponentPlacement(ComponentPlacement):
         )
 
     def _size(self, path: str, default: int = 1) -> int:
-        return int(read_config(self._config, path, default))
+        size = read_config(self._config, path, default)
+        if not str(size).isdecimal() or int(size) < 1:
+            raise PlacementError(
+                f"{path} is a number of 1 or more, got {size!r}. Nearest legal: 1."
+            )
+        return int(size)
 
     # Which mode
 
@@ -204,31 +210,19 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                         "log-probs itself. Remove the component from component_placement."
                     )
             return PlacementMode.COLLOCATED
-        for one, ranks, other, others in (
-            ("actor", actor, "rollout", rollout),
-            ("actor", actor, "inference", inference),
-            ("rollout", rollout, "inference", inference),
-            ("critic", critic, "actor", actor),
-            ("critic", critic, "rollout", rollout),
-            ("critic", critic, "critic_inference", critic_inference),
-            ("rollout", rollout, "critic_inference", critic_inference),
-        ):
-            if set(ranks) & set(others):
+        for (one, part), (other, beside) in combinations(self._parts(), 2):
+            if set(part.ranks) & set(beside.ranks):
                 sets = {name: format_ranks(self._ranks(name)) for name in self.components}
                 raise PlacementModeError(
                     f"The placement {sets} is neither collocated (actor and rollout on the same "
-                    f"devices) nor disaggregated (each on its own): {one} and {other} share "
-                    "devices. Nearest legal: give them equal or separate ranges."
+                    f"devices) nor disaggregated (each on its own): {one.lower()} and "
+                    f"{other.lower()} share devices. Nearest legal: give them equal or separate "
+                    "ranges."
                 )
         return PlacementMode.DISAGGREGATED
 
     def _check_sizes(self) -> None:
-        for name, part in (
-            ("Actor", self._actor),
-            ("Rollout", self._rollout),
-            ("Inference", self._inference),
-            ("Critic inference", self._critic_inference),
-        ):
+        for name, part in self._parts():
             if part.ranks and part.tensor > len(part.ranks):
                 raise PlacementError(
                     f"{name} TP size {part.tensor} must be less than or equal to {name} world size "
@@ -241,6 +235,26 @@ class ModelParallelComponentPlacement(ComponentPlacement):
                 f"GPUs {format_ranks(self._inference.ranks)} must not be specified. Remove the "
                 "component or set algorithm.recompute_logprobs to true."
             )
+
+    def _check_copies(self) -> None:
+        for name, part in self._parts():
+            size = part.tensor * part.pipeline * part.context
+            if len(part.ranks) % size:
+                nearest = max(1, len(part.ranks) // size) * size
+                raise PlacementError(
+                    f"{name} world size {len(part.ranks)} must be divisible by the {size} devices "
+                    "that one copy of its model takes (tensor x pipeline x context), or some would "
+                    f"be left over. Nearest legal: {nearest} devices."
+                )
+
+    def _parts(self) -> list[tuple[str, _Part]]:
+        return [
+            ("Actor", self._actor),
+            ("Rollout", self._rollout),
+            ("Inference", self._inference),
+            ("Critic", self._critic),
+            ("Critic inference", self._critic_inference),
+        ]
 
     # Where
 
@@ -258,6 +272,7 @@ class ModelParallelComponentPlacement(ComponentPlacement):
             devices, stride = self.rollout_tp_size, self._rollout_stride()
         else:
             devices, stride = self.rollout_world_size // max(1, self.rollout_dp_size), 1
+        self._check_copies()
         actor = range(self._num_devices) if self.is_auto else self._actor.ranks
         self._placements["actor"] = _packed(actor)
         self._placements["rollout"] = _packed(self._rollout.ranks, devices, stride)

@@ -55,6 +55,7 @@ class RunDirectory:
         self.metrics = path / METRICS_FILE
         self.log = path / "run.log"
         self.timeline = path / "timeline.json"
+        self.traces = path / "trace"
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
         self.videos = path / "videos"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
 
@@ -28,6 +29,7 @@ from rlinf.flow.stage_worker import StageCost, StageReport, StageWorker, WorkerP
 from rlinf.flow.stream import Item
 from rlinf.runners.task import Task, worker_class
 from rlinf.scheduler import Cluster, ComponentPlacement
+from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
 _PATIENCE_SECONDS = 5.0
@@ -40,7 +42,8 @@ class Groups:
     """A context manager that starts the groups of a task and ends them.
 
     Without ``trains`` there is no trainer, and the groups that evaluate are started. ``launched``
-    is called when the workers are launched, before they are waited for.
+    is called when the workers are launched, before they are waited for. ``traces`` is where
+    ``cluster.tracer`` writes; None: nothing is traced.
     """
 
     def __init__(
@@ -49,9 +52,10 @@ class Groups:
         *,
         trains: bool = True,
         launched: Callable[[], object] = lambda: None,
+        traces: Path | None = None,
     ) -> None:
         self._task, self._config, self._trains = task, task.config, trains
-        self._launched = launched
+        self._launched, self._traces = launched, traces
         self._plan = task.config.plan
         self._groups: dict[str, WorkerGroup] = {}
         self._executors: list[Executor] = []
@@ -92,7 +96,7 @@ class Groups:
     def _launch(self) -> None:
         """Join the cluster and launch a group for each component."""
         config = self._config
-        self._cluster = Cluster(cluster_cfg=config.cluster)
+        self._cluster = Cluster(cluster_cfg=self._traced(config.cluster))
         config.check_nodes([len(ranks) for ranks in self._cluster.accelerator_ranks])
         if everything := self._cluster.get_node_group():
             # Recipes place by ranks of the whole cluster, never through a group that says these.
@@ -105,6 +109,20 @@ class Groups:
             self._groups[name] = worker.create_group(config, context).launch(
                 self._cluster, placement_strategy=placement.get_strategy(name), name=name
             )
+
+    def _traced(self, cluster: ClusterConfig) -> ClusterConfig:
+        """A cluster with its trace, where there is to be one, in a new file: workers start again in
+        a run that is resumed or goes on under another plan."""
+        tracer = cluster.tracer
+        if tracer is None or not tracer.enable:
+            return cluster
+        if self._traces is None:
+            return cluster.model_copy(update={"tracer": None})
+        first = Path(tracer.output_file or self._traces / "trace_events.jsonl")
+        later = (first.with_stem(f"{first.stem}_{number}") for number in count(2))
+        free = next(path for path in chain([first], later) if not path.exists())
+        named = tracer.model_copy(update={"output_file": str(free)})
+        return cluster.model_copy(update={"tracer": named})
 
     def _start(self) -> None:
         """Let the workers build what their stages need, all at the same time where they may."""

@@ -286,7 +286,9 @@ class Run:
     def _start(self, stack: ExitStack) -> None:
         """Start the workers."""
         self._end_if_asked()
-        self.groups = Groups(self.task, launched=self._wait_for_workers)
+        self.groups = Groups(
+            self.task, launched=self._wait_for_workers, traces=self.directory.traces
+        )
         self.groups.__enter__()
         # Those that there are then: the ones of the beginning may be gone.
         stack.push(lambda *exception: self.groups.__exit__(*exception))  # noqa: PLW0108
@@ -350,7 +352,7 @@ class Run:
     def _go_on(self, config: PlacedConfig, tree: dict[str, Any]) -> None:
         """Start the workers of a config, with everything that a checkpoint says of workers."""
         self._config = self.task.config = config
-        self.groups = Groups(self.task)
+        self.groups = Groups(self.task, traces=self.directory.traces)
         self.groups.__enter__()
         try:
             self._load_workers(tree, self._store.path(self.state.step))

@@ -70,7 +70,8 @@ class TracerConfig(StrictModel):
     enable: bool = False
     """Whether to record."""
     output_file: str | None = None
-    """File to write; None is ``trace/trace_events.jsonl`` in the run directory."""
+    """File to write; None is ``trace/trace_events.jsonl`` in the run directory, or of a program in
+    its working directory. A run writes no file anew: resumed, it adds ``_2`` to the name."""
 
 
 def _worker_names(value: Any, info: ValidationInfo) -> list[str]:

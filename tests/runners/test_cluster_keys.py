@@ -8,7 +8,7 @@ import pytest
 
 from rlinf.errors import ConfigError
 
-from . import reasoning_support, support
+from . import off_policy_support, reasoning_support, support
 from .support import metrics
 
 PLACED = "{'env,rollout,actor': {node_group: LABEL, placement: '0'}}"
@@ -92,3 +92,19 @@ def test_resources_that_no_component_is_placed_on_are_refused(tmp_path: Path, sa
     match = f"sets {said.partition(':')[0]} in node group 'arms', which has no effect on a task"
     with pytest.raises(ConfigError, match=match):
         support.small_config(tmp_path, groups)
+
+
+@pytest.mark.parametrize("given", [None, "mine.jsonl"])
+def test_a_trace_lies_in_the_run_directory_and_none_is_written_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    traced = ["cluster.tracer.enable=true", f"cluster.tracer.output_file={given or 'null'}"]
+    run = off_policy_support.train(tmp_path / "off", "runner.total_env_steps=256", *traced)
+    first = Path(given) if given else run / "trace" / "trace_events.jsonl"
+    before = first.read_bytes()
+    assert b"replay:0" in before
+    off_policy_support.resume(tmp_path / "off", "runner.total_env_steps=384", *traced)
+    assert first.read_bytes() == before
+    assert first.with_stem(f"{first.stem}_2").exists()
+    assert not Path("trace").exists()

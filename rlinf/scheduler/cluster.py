@@ -17,6 +17,7 @@ from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.registry import DriverServices
+from rlinf.scheduler.services.tracer import Tracer
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -83,6 +84,9 @@ class Cluster(NodeTable, ClusterMembers):
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
         """Start the cluster that this process drives."""
         deadline = deadline_seconds(config)
+        traced, tracer = config.tracer, None
+        if traced and traced.enable:
+            tracer = Tracer(traced.output_file or _DEFAULT_TRACE_FILE)
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
 
@@ -94,11 +98,9 @@ class Cluster(NodeTable, ClusterMembers):
             self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
         self.config = config
         self._set_nodes(self.runtime.nodes)
-        tracer = config.tracer
-        self.traced = bool(tracer and tracer.enable)
-        trace_file = (tracer.output_file or _DEFAULT_TRACE_FILE) if tracer and self.traced else None
+        self.traced = tracer is not None
         process = self.runtime.process
-        self._services = DriverServices(process, trace_file, config.slow_links())
+        self._services = DriverServices(process, tracer, config.slow_links())
         process.waits.add_worker("driver")
         process.endpoint.register("cluster.describe", self._describe)
         process.endpoint.register("cluster.channel_hosts", self._channel_hosts)

@@ -79,3 +79,26 @@ def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
     assert [event["ph"] for event in spans] == ["B", "E"]
     assert spans[0]["cat"] == "traced"
     assert {"name": "traced:0"} in [e.get("args") for e in events if e["ph"] == "M"]
+
+
+def test_a_trace_that_cannot_be_written_is_told_before_anything_starts(tmp_path):
+    (tmp_path / "file").write_text("")
+    tracer = {"enable": True, "output_file": str(tmp_path / "file" / "events.jsonl")}
+    program = f"""
+        from rlinf.scheduler import Cluster
+        try:
+            Cluster(cluster_cfg={{"runtime": "local", "tracer": {tracer!r}}})
+        except RuntimeError as error:
+            assert "cannot be written" in str(error), error
+            assert not Cluster.has_initialized()
+            raise SystemExit(7)
+    """
+    assert Warm(["-c", textwrap.dedent(program)]).wait(120) == 7
+
+
+def test_a_full_disk_ends_the_trace_and_not_what_it_is_of(caplog):
+    tracer = Tracer("/dev/full")
+    for _ in range(2):
+        tracer.record({"ph": "B", "name": "a"})
+    assert tracer.finalize() == "/dev/full"
+    assert caplog.text.count("/dev/full is not continued: No space left") == 1

@@ -264,7 +264,7 @@ class DriverServices:
     """Registry, leases, diagnosis and, where they are wanted, timeline and imagined network."""
 
     def __init__(
-        self, process: Process, trace_file: str | None, slow_links: SlowLinks | None
+        self, process: Process, tracer: Tracer | None, slow_links: SlowLinks | None
     ) -> None:
         endpoint = process.endpoint
         self.leases = LeaseService(endpoint)
@@ -272,7 +272,7 @@ class DriverServices:
         endpoint.register(
             "diagnosis.report", lambda: ask_everyone(endpoint, self.registry.endpoints())
         )
-        self._tracer = None if trace_file is None else Tracer(trace_file)
+        self._tracer = tracer
         if self._tracer is not None:
             endpoint.register("trace.record", self._tracer.record_all)
             Tracer.enable(self._tracer.record_all)

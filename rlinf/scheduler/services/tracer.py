@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import wraps
 from pathlib import Path
 from typing import Any
 
+from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.process import current_worker_name
 
+_log = logging.getLogger("rlinf")
 _FLUSH_EVENTS = 512
 
 Event = dict[str, Any]
@@ -45,7 +48,12 @@ def within(
 
 
 class Tracer:
-    """Writes events to a file, one JSON object per line; without one, calls return at once."""
+    """Writes events to a file, one JSON object per line; without one, calls return at once.
+
+    Raises:
+        SchedulerUsageError: The file cannot be made. One that can be no longer written, as on a
+            full disk, ends with a warning: the trace is no reason to stop what it is of.
+    """
 
     _sink: Callable[[list[Event]], None] | None = None
     _events: list[Event]
@@ -54,8 +62,14 @@ class Tracer:
 
     def __init__(self, path: str | Path) -> None:
         self._path = Path(path).absolute()
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self._path.open("w", encoding="utf-8")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("w", encoding="utf-8")
+        except OSError as error:
+            raise SchedulerUsageError(
+                f"the trace {self._path} cannot be written: {error.strerror}. Name another file in "
+                "cluster.tracer.output_file"
+            ) from error
         self._file_lock = threading.Lock()
 
     def record(self, event: Event) -> None:
@@ -68,8 +82,9 @@ class Tracer:
             if not self._file.closed:
                 # What JSON does not know is written as text: a span is no place to fail.
                 lines = [json.dumps(event, default=str, skipkeys=True) for event in events]
-                self._file.writelines(line + "\n" for line in lines)
-                self._file.flush()
+                with self._ending_where_it_is_full():
+                    self._file.writelines(line + "\n" for line in lines)
+                    self._file.flush()
 
     def finalize(self) -> str:
         """Close the file, and write the events once more beside it as one JSON document.
@@ -81,10 +96,20 @@ class Tracer:
             if self._file.closed:
                 return str(self._path)
             self._file.close()
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        document = '{"traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
-        self._path.with_suffix(".json").write_text(document, encoding="utf-8")
+            lines = self._path.read_text(encoding="utf-8").splitlines()
+            document = '{"traceEvents": [\n' + ",\n".join(lines) + "\n]}\n"
+            with self._ending_where_it_is_full():
+                self._path.with_suffix(".json").write_text(document, encoding="utf-8")
         return str(self._path)
+
+    @contextmanager
+    def _ending_where_it_is_full(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            _log.warning("the trace %s is not continued: %s", self._path, error.strerror)
+            with suppress(OSError):
+                self._file.close()
 
     @classmethod
     def enable(cls, sink: Callable[[list[Event]], None]) -> None:

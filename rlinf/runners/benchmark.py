@@ -135,7 +135,7 @@ class Benchmark(Task[BenchmarkRunConfig]):
         )
         spec = benchmark_spec(config, dataset)
         spec.save(directory.evaluations / "spec.json")
-        with Groups(self, trains=False) as groups:
+        with Groups(self, trains=False, traces=directory.traces) as groups:
             result = answer_prompts(groups, spec, dataset, str(config.model.path), tokenizer)
         result.save(directory.evaluations / "result.json")
         print(f"{config.benchmark.format}, {len(dataset)} questions, {config.model.path}")

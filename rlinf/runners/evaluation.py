@@ -229,7 +229,7 @@ def _evaluate_one(
     name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
     if served is not None:
         name, step = served.name, served.version
-    with Groups(prepared, trains=task.evaluates is None) as groups:
+    with Groups(prepared, trains=task.evaluates is None, traces=run / "trace") as groups:
         if served is None:
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)

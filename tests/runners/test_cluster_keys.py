@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlinf.errors import ConfigError
+from rlinf.runners.evaluation import evaluate
+from rlinf.runners.off_policy import OffPolicy
 
 from . import off_policy_support, reasoning_support, support
 from .support import metrics
@@ -107,4 +109,6 @@ def test_a_trace_lies_in_the_run_directory_and_none_is_written_over(
     off_policy_support.resume(tmp_path / "off", "runner.total_env_steps=384", *traced)
     assert first.read_bytes() == before
     assert first.with_stem(f"{first.stem}_2").exists()
+    evaluate(OffPolicy, run, overrides=traced, items=2)
+    assert first.with_stem(f"{first.stem}_3").exists()
     assert not Path("trace").exists()

@@ -86,6 +86,8 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     clips = {"openvla_ppo": 0.2, "openvla_async_ppo": 0.3}
     clip = next((bound for end, bound in clips.items() if name.endswith(end)), 0.28)
     assert config.algorithm.clip_ratio_high == clip
+    # A group of the one rollout without a second episode is whole where nothing follows its ends.
+    assert train.auto_reset == (not name.endswith("put_on_plate_openvla_oft_grpo"))
     temperature = 1.0 if name.startswith("maniskill") else 1.6
     assert getattr(model, "temperature") == temperature  # noqa: B009 - not of every model
     level = "action_level" if name.endswith(tuple(clips)) else "token_level"

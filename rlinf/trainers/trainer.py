@@ -374,7 +374,10 @@ class Trainer:
         for loss in self._losses:
             prefix = self._prefixes[loss.name]
             metrics |= phase_metrics(updates[loss.name], prefix=prefix)
-            metrics[f"{prefix}/lr"] = self._optim[loss.parameters[0]].lr * factor
+            optim = self._optim[loss.parameters[0]]
+            metrics[f"{prefix}/lr"] = optim.lr * factor
+            if optim.value_lr is not None:
+                metrics["critic/lr"] = optim.value_lr * factor
         if self._first is not None and self._first.kl is not None:
             metrics["actor/first_update_kl"], self._first.kl = self._first.kl, None
         return metrics

@@ -298,6 +298,15 @@ def test_warmup_rises_linearly():
     assert [schedule.factor(step, 10) for step in range(4)] == pytest.approx([0.25, 0.5, 0.75, 1])
 
 
+def test_both_learning_rates_of_a_policy_are_told(make_policy, make_algorithm, rollout):
+    policy, rates = make_policy(), OptimizerConfig(lr=1e-3, value_lr=4e-3)
+    schedule = LearningRateScheduleConfig(type="linear")
+    _, metrics = train(
+        policy, make_algorithm(), rollout(policy), step=5, optim=rates, lr_sched=schedule
+    )
+    assert (metrics["actor/lr"], metrics["critic/lr"]) == pytest.approx((5e-4, 2e-3))
+
+
 def test_stale_rows_are_not_compared_and_their_age_is_told(make_policy, make_algorithm, rollout):
     actor = make_policy()
     trajectory = rollout(actor)

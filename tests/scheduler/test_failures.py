@@ -558,6 +558,20 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
         connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))
 
 
+def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, monkeypatch):
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.runtime.ray_start import connect, rank_of
+
+    monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray was started"))
+    monkeypatch.setenv("RLINF_CODE_WORKING_DIR", str(tmp_path))
+    with pytest.raises(UserError, match=r"CODE_WORKING_DIR is .*rlinf is no directory; write auto"):
+        connect(ClusterConfig())
+    assert [rank_of(text, "10.0.0.1") for text in (None, "", "0", "12")] == [None, None, 0, 12]
+    for text in ("x", "-1", "1.0", "²"):
+        with pytest.raises(UserError, match=r"NODE_RANK is '.*' on 10\.0\.0\.1, not the rank"):
+            rank_of(text, "10.0.0.1")
+
+
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])
 def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(seconds, ends):
     calls, wait = a_failed_call(), object()

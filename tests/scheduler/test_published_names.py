@@ -184,3 +184,6 @@ def test_environments_are_merged(monkeypatch: pytest.MonkeyPatch) -> None:
     base, incoming = {"PATH": "/b:/c", "A": "1"}, {"PATH": "/a:/b", "B": "2"}
     assert merge(base, incoming) == {"PATH": "/a:/b:/c", "A": "1", "B": "2"}
     assert merge(base, incoming, "override")["PATH"] == "/a:/b"
+    monkeypatch.setenv("RLINF_PATH_ENV_MERGE_MODE", "prepend")
+    with pytest.raises(UserError, match=r"'prepend', which is no mode; known: append, override"):
+        merge(base, incoming)

@@ -175,7 +175,12 @@ def merge_path_variables(
     what this process has already), without repetition, unless the mode is ``override`` (None: as
     ``RLINF_PATH_ENV_MERGE_MODE`` says).
     """
-    if (mode or os.environ.get("RLINF_PATH_ENV_MERGE_MODE", "append")) == "override":
+    mode = mode or os.environ.get("RLINF_PATH_ENV_MERGE_MODE") or "append"
+    if mode not in ("append", "override"):
+        raise SchedulerUsageError(
+            f"RLINF_PATH_ENV_MERGE_MODE is {mode!r}, which is no mode; known: append, override"
+        )
+    if mode == "override":
         return dict(environment)
     merged, base = dict(environment), os.environ if base is None else base
     for name in PATH_VARIABLES:

@@ -326,7 +326,13 @@ def _shipped_code() -> str | None:
         return None
     if setting == "auto":
         return str(Path(__file__).resolve().parents[2])
-    return str(Path(setting) / "rlinf")
+    package = Path(setting).resolve() / "rlinf"
+    if not package.is_dir():
+        raise SchedulerUsageError(
+            f"RLINF_CODE_WORKING_DIR is {setting!r}, but {package} is no directory; write auto for "
+            "this package, a directory that holds rlinf, or 0"
+        )
+    return str(package)
 
 
 def find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) -> list[NodeInfo]:
@@ -355,7 +361,8 @@ def find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) 
 
     def order(node: dict[str, Any]) -> tuple[int, bool, str]:
         key = node["NodeID"]
-        return int(given[key] or len(alive)), key != own_id, node["NodeManagerAddress"]
+        rank = rank_of(given[key], node["NodeManagerAddress"])
+        return len(alive) if rank is None else rank, key != own_id, node["NodeManagerAddress"]
 
     chosen = sorted(alive, key=order)
     infos = []
@@ -377,3 +384,15 @@ def _on_node(node_id: str, function: Callable[..., Any]) -> Any:
 
 def _given_rank() -> str | None:
     return os.environ.get("RLINF_NODE_RANK")
+
+
+def rank_of(text: str | None, address: str) -> int | None:
+    """What a machine was given as ``RLINF_NODE_RANK``."""
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise SchedulerUsageError(
+            f"RLINF_NODE_RANK is {text!r} on {address}, not the rank of a machine; for example "
+            "RLINF_NODE_RANK=0, set before `ray start`"
+        )
+    return int(text)

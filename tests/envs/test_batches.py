@@ -67,6 +67,27 @@ def test_a_batch_gives_the_episodes_of_single_envs(point, batch, horizon):
         ]
 
 
+def test_without_auto_reset_its_rows_rest_as_single_envs_do(point, batch):
+    def rollouts(config) -> list:
+        with SupervisedVectorEnv(config, num_envs=ENVS, seed=3) as env:
+            steps = []
+            for number, chunk in enumerate(actions(8)):
+                if number % 4 == 0:
+                    env.reset()
+                steps.append(env.chunk_step(chunk))
+        return steps
+
+    settings = {"max_episode_steps": 10, "auto_reset": False}
+    one, together = rollouts(point(**settings)), rollouts(batch(**settings))
+    for single, joint in zip(one, together, strict=True):
+        for name in ("terminations", "truncations", "active", "valid", "reset_seeds"):
+            assert np.array_equal(getattr(single, name), getattr(joint, name)), name
+        assert np.allclose(single.rewards, joint.rewards, atol=1e-6)
+        assert np.allclose(single.observations["states"], joint.observations["states"], atol=1e-6)
+    assert {0, ENVS} <= {int(joint.active.sum()) for joint in together}
+    assert sum(len(joint.episodes) for joint in together) == 2 * ENVS
+
+
 @pytest.mark.parametrize("horizon", [10, 12])
 def test_whole_chunks_give_what_single_actions_give(batch, horizon):
     """Where nothing ends an episode but its limit, which may lie within a chunk."""

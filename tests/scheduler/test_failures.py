@@ -558,6 +558,15 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
         connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))
 
 
+def test_network_interfaces_that_the_machine_does_not_have_are_told():
+    from rlinf.scheduler.transport.rendezvous import loopback_interface, require_interfaces
+
+    own = loopback_interface()
+    require_interfaces(own)
+    with pytest.raises(UserError, match=rf"names 'eth99', which .* does not have; it has.* {own}"):
+        require_interfaces(f"{own},eth99")
+
+
 def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
     from rlinf.scheduler.runtime.ray_start import connect, rank_of

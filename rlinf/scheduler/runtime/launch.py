@@ -18,7 +18,7 @@ from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
 from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.placement import Placement
-from rlinf.scheduler.transport.rendezvous import loopback_interface
+from rlinf.scheduler.transport.rendezvous import loopback_interface, require_interfaces
 
 PATH_VARIABLES = (
     "PYTHONPATH", "LD_LIBRARY_PATH", "PATH", "LIBRARY_PATH", "CMAKE_PREFIX_PATH",
@@ -136,7 +136,9 @@ def worker_environment(
     if extension := os.environ.get(EXTENSION_VARIABLE):
         environment[EXTENSION_VARIABLE] = extension
     interfaces = os.environ.get("RLINF_COMM_NET_DEVICES")
-    if not interfaces and one_machine:  # what exchanges tensors listens on loopback alone
+    if interfaces and one_machine:
+        require_interfaces(interfaces)
+    elif one_machine:  # what exchanges tensors listens on loopback alone
         interfaces = loopback_interface()
     if interfaces:
         library = AcceleratorUtil.get_ccl_socket_ifname_env_var(placement.accelerator_type)

@@ -10,6 +10,8 @@ import socket
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from rlinf.scheduler.errors import SchedulerUsageError
+
 if TYPE_CHECKING:
     from torch.distributed.distributed_c10d import Store
 
@@ -61,3 +63,14 @@ def loopback_interface() -> str:
     """Name of the network interface that nothing outside of this machine reaches."""
     names = [name for _, name in socket.if_nameindex()]
     return next((name for name in names if name.startswith("lo")), "lo")
+
+
+def require_interfaces(names: str) -> None:
+    """Refuse network interfaces, with commas between them, that this machine does not have."""
+    known = [name for _, name in socket.if_nameindex()]
+    missing = [name for name in names.split(",") if name not in known]
+    if missing:
+        raise SchedulerUsageError(
+            f"RLINF_COMM_NET_DEVICES names {', '.join(map(repr, missing))}, which this machine "
+            f"does not have; it has {', '.join(known)}"
+        )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import re
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,6 +66,16 @@ def simulators_are_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None
     monkeypatch.setenv(SOURCE_VARIABLE, "tests/envs/recorded/put_on_plate")
 
 
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """Of a model that knows the sets of all recipes, and has no weights yet."""
+    (tmp_path / "model.safetensors.index.json").touch()
+    numbers = {"action": {"q01": [-1.0], "q99": [1.0], "min": [-1.0], "max": [1.0]}}
+    keys = ("bridge_orig", "libero_10_no_noops", "place_empty_cup_1k")
+    (tmp_path / "config.json").write_text(json.dumps({"norm_stats": dict.fromkeys(keys, numbers)}))
+    return tmp_path
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_values_are_those_of_the_publication(name: str) -> None:
     _, _, config = read_config(f"vla/{name}", [f"model.path={MODEL}"])
@@ -98,11 +110,17 @@ def test_values_are_those_of_the_publication(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_a_dry_run_starts_nothing(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ("train", f"vla/{name}", "--dry-run", f"model.path={MODEL}")
+def test_a_dry_run_starts_nothing(
+    name: str, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("train", f"vla/{name}", "--dry-run", f"model.path={directory}")
     code, shown, error = rlinf(capsys, *words)
     assert code == 0, error
     assert "nothing was started" in shown
+    code, _, error = rlinf(capsys, *words, "model.statistics_key=bridge")
+    assert code == 2
+    told = r"model\.statistics_key = 'bridge' .* no statistics of `bridge`; did you mean `bridge_o"
+    assert re.search(told, error)
 
 
 def test_reinforcement_goes_on_from_what_the_supervised_recipe_makes() -> None:

@@ -284,16 +284,14 @@ class PublishedConfig(ModelConfig):
         self._tell_of_other_statistics()
 
     def _check_statistics(self) -> None:
-        """Refuse `statistics` without what actions are normalised by, before anything is started;
-        but for files of tensors, which are read with torch."""
-        if self.statistics is None or self.statistics.suffix == ".safetensors":
-            return
-        method = self.units["actions"]
-        if method is None:
+        """Refuse `statistics`, or those in `path`, without what actions are normalised by, or
+        without the key, before anything is started; but for tensors, which torch reads."""
+        source = self.statistics_source
+        if source is None or source == self.weights or source.suffix == ".safetensors":
             return
         from rlinf.models.vla.statistics_files import require_actions
 
-        require_actions(self.statistics, method, **self.statistics_choice)
+        require_actions(source, self.units["actions"], **self.statistics_choice)
 
     def _tell_of_other_statistics(self) -> None:
         """Warn where `statistics` are not those that `weights` were trained with."""

@@ -72,7 +72,7 @@ def read_statistics(
     from rlinf.models.vla.statistics import ModelStatistics, Statistics
 
     path = path.expanduser()
-    key, values = _chosen(path, key)
+    key, values = _chosen(path, key, _sets(path))
     with _readable(path, key):
         actions, states = _vectors(values, action_parts, state_parts)
         pictures = {
@@ -86,31 +86,37 @@ def read_statistics(
 
 def require_actions(
     path: Path,
-    method: Method,
+    method: Method | None,
     key: str | None = None,
     *,
     action_parts: Sequence[str] | None = None,
     state_parts: Sequence[str] | None = None,
 ) -> None:
-    """Refuse a file of JSON whose statistics of actions lack what a method computes with, without
-    torch; the arguments are those of :func:`read_statistics`.
+    """Refuse a file of JSON, or those of a published directory, without statistics of the key, or
+    whose statistics of actions lack what a method computes with, without torch; the arguments are
+    those of :func:`read_statistics`. A directory without such files has tensors, or none.
 
     Raises:
         ConfigError: As when it is read; of ``statistics`` where something is lacking.
     """
     path = path.expanduser()
-    key, values = _chosen(path, key)
+    sets = _written_sets(path) if path.is_dir() else _sets(path)
+    if not sets and path.is_dir():
+        return
+    key, values = _chosen(path, key, sets)
     with _readable(path, key), np.errstate(over="ignore"):
         actions, _ = _vectors(values, action_parts, state_parts)
         numbers = {name: np.asarray(actions[name], np.float32).reshape(-1)
                    for pair in NEEDS.values() for name in pair
                    if actions.get(name) is not None}  # fmt: skip
-        require_numbers(numbers, method, of="actions")
+        if method is not None:
+            require_numbers(numbers, method, of="actions")
 
 
-def _chosen(path: Path, key: str | None) -> tuple[str, Mapping[str, Any]]:
+def _chosen(
+    path: Path, key: str | None, sets: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, Mapping[str, Any]]:
     """The set of statistics of a key, and the key."""
-    sets = _sets(path)
     if not sets:
         raise ConfigError(
             f"{path} has no statistics; known files: "
@@ -161,6 +167,12 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
         found |= _keyed(_tensors(file))
     if not found and (path / "model.safetensors").is_file():
         found |= _keyed(_buffers(path / "model.safetensors"))
+    return found | _written_sets(path)
+
+
+def _written_sets(path: Path) -> dict[str, Mapping[str, Any]]:
+    """Those in files of JSON of a directory."""
+    found: dict[str, Mapping[str, Any]] = {}
     for name in ("config.json", *_FILES):  # a data set of its own goes before the model's
         if (path / name).is_file():
             content = read_settings(path / name)

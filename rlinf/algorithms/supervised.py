@@ -56,7 +56,7 @@ class Supervised(Algorithm):
         elif self._objective == "model":
             errors = policy(batch, imitate=True).flatten(1)
         else:
-            distance: Tensor = policy.mode(batch.inputs) - batch.inputs["raw_actions"]
+            distance: Tensor = policy(batch, mode=True) - batch.inputs["raw_actions"]
             errors = distance.square().flatten(1)
         return errors * (batch.mask > 0)
 

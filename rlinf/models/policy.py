@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -172,20 +172,22 @@ class Policy(torch.nn.Module, ABC):
         """The layers that ranks gather one after another where they divide the policy."""
         return repeated_layers(self)
 
-    def forward(self, batch: Any, *, imitate: bool = False) -> Any:
+    def forward(self, batch: Any, *, imitate: bool = False, mode: bool = False) -> Any:
         """Actions of a :class:`~rlinf.algorithms.batch.Batch` under the present weights, as an
-        :class:`ActionEvaluation`; with ``imitate`` their :meth:`imitation_errors`."""
+        :class:`ActionEvaluation`; with ``imitate`` their :meth:`imitation_errors`, with ``mode``
+        the most likely actions [B, C, A] of a policy that has them in closed form."""
         if imitate:
             recorded = (batch.mask > 0).view(len(batch.mask), sum(self.imitated), -1).any(dim=-1)
             return self.imitation_errors({**batch.inputs, RECORDED: recorded})
+        if mode:
+            # Not of every policy.
+            return self.mode(batch.inputs)  # type: ignore[operator]
         found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
-        if ACTION_MASK not in inputs:
-            return found
-        return replace(
-            found,
-            log_probs=of_own_dimensions(found.log_probs, inputs),
-            entropy=of_own_dimensions(found.entropy, inputs),
-        )
+        log_probs, entropy = found.log_probs, found.entropy
+        if ACTION_MASK in inputs:
+            log_probs = of_own_dimensions(log_probs, inputs)
+            entropy = of_own_dimensions(entropy, inputs)
+        return ActionEvaluation(log_probs, found.values, entropy)
 
     @abstractmethod
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:

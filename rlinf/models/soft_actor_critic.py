@@ -81,14 +81,21 @@ class SquashedMLPPolicy(MLPPolicy):
             forward_inputs={RAW_ACTIONS: actions},
         )
 
-    def forward(self, given: Any, noise: Tensor | None = None, *, imitate: bool = False) -> Any:
+    def forward(
+        self,
+        given: Any,
+        noise: Tensor | None = None,
+        *,
+        imitate: bool = False,
+        mode: bool = False,
+    ) -> Any:
         """Stored actions of a batch; with noise [N, C, A], new ones that gradients flow through.
 
         Without noise ``given`` is a batch; else observations, each [N, ...], for which actions [N,
         C, A] and their log-probs [N], summed over the chunk, are returned.
         """
         if noise is None:
-            return super().forward(given, imitate=imitate)
+            return super().forward(given, imitate=imitate, mode=mode)
         return self.act(given, noise)
 
     def act(self, given: Mapping[str, Tensor], noise: Tensor) -> tuple[Tensor, Tensor]:

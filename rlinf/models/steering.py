@@ -186,11 +186,18 @@ class SteeredPolicy(Policy):
         total = of_noise.flatten(1).sum(dim=1).reshape(-1, 1, 1)
         return total.expand(-1, self.chunk, self.action_dim) / (self.chunk * self.action_dim)
 
-    def forward(self, given: Any, noise: Tensor | None = None, *, imitate: bool = False) -> Any:
+    def forward(
+        self,
+        given: Any,
+        noise: Tensor | None = None,
+        *,
+        imitate: bool = False,
+        mode: bool = False,
+    ) -> Any:
         """As :meth:`SquashedMLPPolicy.forward <rlinf.models.soft_actor_critic.SquashedMLPPolicy>`,
         of the noise: the frozen policy takes no part in training."""
         if noise is None:
-            return super().forward(given, imitate=imitate)
+            return super().forward(given, imitate=imitate, mode=mode)
         return self.steering.act(given, noise)
 
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:

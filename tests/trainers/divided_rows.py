@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from rlinf.algorithms.config import PPOConfig
-from rlinf.models.config import MLPConfig
-from rlinf.trainers.config import ActorConfig
+from rlinf.algorithms.supervised import Supervised
+from rlinf.models.config import REGISTRY, MLPConfig
+from rlinf.trainers.config import ActorConfig, RowTrainerConfig
+from rlinf.trainers.policy_conformance import PolicySubject
 from rlinf.trainers.ranks import Ranks, Replicas
 from rlinf.trainers.trainer import Trainer
 from tests.algorithms import test_nft
@@ -49,6 +51,26 @@ def ppo(ranks: Ranks | Replicas, *, seed: int = 3, lora: Any = None) -> Trainer:
     )
 
 
+def imitated(ranks: Ranks | Replicas) -> list[dict[str, float]]:
+    """Of policies that imitate by their mode, or layer by layer."""
+    found = []
+    for kind, objective, spec in (
+        ("mlp", "squared_error", SPEC),
+    ):  # fmt: skip
+        config = REGISTRY.load(kind)(**({} if kind == "mlp" else {"preset": "tiny"}))
+        subject = PolicySubject(config, spec)
+        rows = len(subject.batch)
+        given: dict[str, Any] = {"global_batch_size": rows, "micro_batch_size": rows // 2}
+        if isinstance(ranks, Ranks):
+            given |= {"type": "fsdp", "reshard": "after_forward"}
+        trainer = Trainer(
+            {"policy": subject.policy()}, Supervised(objective), RowTrainerConfig(**given),
+            ranks=ranks, total_steps=2, seed=0,
+        )  # fmt: skip
+        found += [trainer.train([subject.batch], step) for step in range(2)]
+    return found
+
+
 def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
     """Two phases of each; the state that another process goes on from."""
     one = ppo(ranks)
@@ -74,6 +96,7 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
         steered.save_sharded(directory / "steered")
     twins = test_losses.trainer_of(test_losses.modules(), ranks=ranks)
     metrics += [twins.train(test_losses.batches(), step) for step in range(2)]
+    metrics += imitated(ranks)
     found = {name: dict(held.gather(held.master(), keep=True)) for name, held in
              twins.modules.held.items()}  # fmt: skip
     sent = {name: tensor.clone() for name, tensor in adapted.weights()}

@@ -239,10 +239,14 @@ class FlowPolicy(DenoisingPolicy):
 
     # -- the noising of what was done ---------------------------------------------------------
 
-    def forward(self, batch: Any, *, imitate: bool = False, velocity: bool = False) -> Any:
+    def forward(
+        self, batch: Any, *, imitate: bool = False, mode: bool = False, velocity: bool = False
+    ) -> Any:
         """See :meth:`Policy.forward`; with ``velocity`` :meth:`velocity` at the points of a
         batch."""
-        return self.velocity(batch.inputs) if velocity else super().forward(batch, imitate=imitate)
+        if velocity:
+            return self.velocity(batch.inputs)
+        return super().forward(batch, imitate=imitate, mode=mode)
 
     def velocity(self, inputs: Mapping[str, Tensor]) -> Tensor:
         """See :meth:`~rlinf.models.denoising.Denoising.velocity`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 import numpy as np
@@ -93,6 +93,11 @@ def of_own_dimensions(per_dimension: Tensor, observations: Mapping[str, Tensor])
     return per_dimension if mask is None else torch.where(mask.unsqueeze(1), per_dimension, 0.0)
 
 
+def owned(output: Tensor) -> Tensor:
+    """No view, of which FSDP2 warns: what is written to one loses its gradients. It is small."""
+    return output.clone() if output._is_view() else output
+
+
 class Policy(torch.nn.Module, ABC):
     """A distribution over action chunks, with a critic.
 
@@ -178,16 +183,17 @@ class Policy(torch.nn.Module, ABC):
         the most likely actions [B, C, A] of a policy that has them in closed form."""
         if imitate:
             recorded = (batch.mask > 0).view(len(batch.mask), sum(self.imitated), -1).any(dim=-1)
-            return self.imitation_errors({**batch.inputs, RECORDED: recorded})
+            return owned(self.imitation_errors({**batch.inputs, RECORDED: recorded}))
         if mode:
             # Not of every policy.
-            return self.mode(batch.inputs)  # type: ignore[operator]
+            return owned(self.mode(batch.inputs))  # type: ignore[operator]
         found, inputs = self.evaluate_actions(batch.inputs), batch.inputs
         log_probs, entropy = found.log_probs, found.entropy
         if ACTION_MASK in inputs:
             log_probs = of_own_dimensions(log_probs, inputs)
             entropy = of_own_dimensions(entropy, inputs)
-        return ActionEvaluation(log_probs, found.values, entropy)
+        values = owned(found.values)
+        return replace(found, log_probs=owned(log_probs), values=values, entropy=owned(entropy))
 
     @abstractmethod
     def value(self, observations: Mapping[str, Tensor]) -> Tensor:

@@ -28,6 +28,7 @@ from rlinf.models.policy import (
     ActionEvaluation,
     ActionSample,
     of_own_dimensions,
+    owned,
 )
 
 if TYPE_CHECKING:
@@ -205,7 +206,7 @@ class QFunctions(nn.Module):
             outputs = torch.baddbmm(bias, outputs, weight)
             if number < layers - 1:
                 outputs = self._activation(outputs)
-        return outputs.squeeze(-1)
+        return owned(outputs.squeeze(-1))
 
     def update_normalizer(self, observations: Mapping[str, Tensor]) -> None:
         """Take states [N, D] into the running statistics."""
@@ -222,4 +223,4 @@ class Temperature(nn.Module):
 
     def forward(self) -> Tensor:
         """α, a scalar."""
-        return self.log_alpha.exp().squeeze(0)
+        return owned(self.log_alpha.exp().squeeze(0))

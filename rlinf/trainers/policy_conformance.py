@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import multiprocessing
 import tempfile
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -292,8 +291,6 @@ def _check_two_ranks(subject: PolicySubject) -> str:
 def _one_of_two(rank: int, config: ModelConfig, env_spec: EnvSpec, place: str) -> None:
     """One rank of two; the first leaves the weights behind."""
     torch.set_num_threads(1)
-    # Values are a view of the head's output, which nothing writes to.
-    warnings.filterwarnings("ignore", message=".*returned a view tensor")
     store = FileStore(f"{place}/store", 2)
     ranks = Ranks(rank, 2, store=store)
     batch = Batch.from_tensors(torch.load(Path(place) / "batch.pt", weights_only=True))

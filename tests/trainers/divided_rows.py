@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +56,7 @@ def imitated(ranks: Ranks | Replicas) -> list[dict[str, float]]:
     """Of policies that imitate by their mode, or layer by layer."""
     found = []
     for kind, objective, spec in (
-        ("mlp", "squared_error", SPEC),
+        ("mlp", "squared_error", SPEC), ("smolvla", "likelihood", test_nft.SPEC),
     ):  # fmt: skip
         config = REGISTRY.load(kind)(**({} if kind == "mlp" else {"preset": "tiny"}))
         subject = PolicySubject(config, spec)
@@ -109,6 +110,7 @@ def observe(ranks: Ranks | Replicas, directory: Path) -> dict[str, Any]:
 
 if __name__ == "__main__":
     rank, folder = sys.argv[1:]
+    warnings.filterwarnings("error", message=".*returned a view tensor")
     world = Ranks(int(rank), 2, store=torch.distributed.FileStore(f"{folder}/meet", 2))
     outcome = observe(world, Path(folder))
     world.close()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
-from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec
+from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec, owned
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.flow_matching import (
@@ -245,7 +245,7 @@ class FlowPolicy(DenoisingPolicy):
         """See :meth:`Policy.forward`; with ``velocity`` :meth:`velocity` at the points of a
         batch."""
         if velocity:
-            return self.velocity(batch.inputs)
+            return owned(self.velocity(batch.inputs))
         return super().forward(batch, imitate=imitate, mode=mode)
 
     def velocity(self, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -149,13 +149,14 @@ class LlamaLayer(nn.Module):
 
     def forward(
         self, x: Tensor, places: KeyValue, mask: Tensor, past: KeyValue | None
-    ) -> tuple[Tensor, KeyValue]:
-        """[B, L, W] to [B, L, W], and keys and values [B, heads, L, d]."""
+    ) -> tuple[Tensor, KeyValue | None]:
+        """[B, L, W] to [B, L, W], and keys and values [B, heads, L, d], if it has some of its own:
+        what was given is not given back, as FSDP2 takes it for a view."""
         change, own = self.self_attn(self.input_layernorm(x), places, mask, past)
         x = x + change
         normed = self.post_attention_layernorm(x)
         inner = functional.silu(self.gate_proj(normed)) * self.up_proj(normed)
-        return x + self.down_proj(inner), own
+        return x + self.down_proj(inner), None if own is past else own
 
 
 def sinusoids(time: Tensor, width: int) -> Tensor:

@@ -148,7 +148,8 @@ class Llama(nn.Module):
             assert places is not None
             assert seen is not None
             x, kept = layer(x, places, seen.mask, past[place] if past else None)
-            found.append(kept)
+            if kept is not None:
+                found.append(kept)
         return self.norm(x), found
 
 

@@ -12,7 +12,7 @@ import typer
 from rlinf.cli.failure import Debug
 from rlinf.cli.screen import say, show_table
 from rlinf.conformance import CheckResult
-from rlinf.errors import ConfigError, RunFailure, UserError
+from rlinf.errors import ConfigError, RunFailure, UserError, sought
 
 if TYPE_CHECKING:
     from rlinf.config.base import StrictModel
@@ -155,6 +155,11 @@ def check_model(  # noqa: PLR0917 - options of the command
     section: dict[str, object] = {"type": name}
     if Path(name).is_dir():
         section = {"type": type_of_directory(Path(name)), "path": name}
+    elif Path(name).name != name:  # as no type is called
+        raise ConfigError(
+            f"there is no directory {sought(Path(name))}; nearest: that of a published model, or a "
+            "type of model, as `rlinf list models` shows it"
+        )
     model = REGISTRY.load(str(section["type"]))
     given = {each.partition("=")[0] for each in settings or []} | section.keys()
     if "preset" in model.model_fields and not given & {"preset", "path"}:

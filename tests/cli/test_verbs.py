@@ -21,7 +21,7 @@ from rlinf.cli import main as main_module
 from rlinf.cli.failure import report, reporting
 from rlinf.cli.main import main
 from rlinf.cli.train import INTERRUPTED
-from rlinf.errors import MissingPackageError, RunFailure
+from rlinf.errors import MissingPackageError, RunFailure, sought
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -265,6 +265,15 @@ def test_a_policy_is_checked_in_the_environment_of_a_run(
     assert re.search(r"(\d+) of \1 checks passed", capsys.readouterr().out)
     assert main([*words, "--run", str(tmp_path / "gone")]) == 2
     assert "has no env_spec.json; give the directory of a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["./gone", "/gone/pi0"])
+def test_a_model_in_a_directory_that_is_gone_is_refused(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, "check", "model", name)
+    assert code == 2
+    assert f"there is no directory {sought(Path(name))}; nearest: " in err
 
 
 @pytest.mark.parametrize("option", ["--state-dim", "--action-dim", "--image-size"])

@@ -17,7 +17,7 @@ from rlinf.envs.household.behavior import BehaviorEnv
 from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.errors import ConfigError
-from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.config import FlowConfig, PublishedConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.acting import EvaluatedConfig
 from rlinf.workers.config.off_policy import OffPolicyConfig
@@ -186,8 +186,24 @@ def test_small_policies_imitate_what_the_other_models_are_taught(name: str) -> N
     assert config.evaluation.episodes == 100
 
 
+@pytest.mark.parametrize("name", ["gr00t", "qwen_vl", "smolvla", "wall_oss"])
+def test_small_models_imitate_the_same_episodes(name: str) -> None:
+    _, _, config = read_config(f"vla/drawer_close_{name}_sft", [])
+    _, _, other = read_config("vla/drawer_close_pi05_sft", [])
+    assert isinstance(config, BehaviourCloningConfig)
+    model = config.model
+    assert isinstance(model, PublishedConfig)
+    assert (model.type, model.preset, model.num_action_chunks) == (name, "tiny", 8)
+    assert config.env.train.adapter_options == other.env.train.adapter_options
+    assert (config.data.path, config.data.limit) == (other.data.path, 6)
+    assert not getattr(model, "train_expert_only", False)
+
+
 @pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
-@pytest.mark.parametrize("name", ["act", "diffusion", "gr00t", "openvla_oft", "pi05"])
+@pytest.mark.parametrize(
+    "name",
+    ["act", "diffusion", "gr00t", "openvla_oft", "pi05", "qwen_vl", "smolvla", "wall_oss"],
+)
 def test_published_models_imitate_by_a_loss_of_their_own(name: str, objective: str) -> None:
     with pytest.raises(ConfigError, match=rf"objective = .*{name} gives .*; nearest: model$"):
         read_config(f"vla/drawer_close_{name}_sft", [f"objective={objective}"])

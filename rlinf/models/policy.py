@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
@@ -91,6 +94,25 @@ def of_own_dimensions(per_dimension: Tensor, observations: Mapping[str, Tensor])
     """
     mask = observations.get(ACTION_MASK)
     return per_dimension if mask is None else torch.where(mask.unsqueeze(1), per_dimension, 0.0)
+
+
+_TOLD_ELSEWHERE = ContextVar("told elsewhere", default=False)
+
+
+@contextmanager
+def told_elsewhere(told: bool = True) -> Iterator[None]:
+    """Of a policy that is built within, warnings are those of another worker of the run."""
+    before = _TOLD_ELSEWHERE.set(told)
+    try:
+        yield
+    finally:
+        _TOLD_ELSEWHERE.reset(before)
+
+
+def warn_of_policy(log: logging.Logger, message: str, *words: object) -> None:
+    """Log a warning of a policy that is being built, once for a run."""
+    if not _TOLD_ELSEWHERE.get():
+        log.warning(message, *words)
 
 
 def owned(output: Tensor) -> Tensor:

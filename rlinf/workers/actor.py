@@ -20,6 +20,7 @@ from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.models.policy import told_elsewhere
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.ranks import Replicas, sum_ranks
 from rlinf.trainers.trainer import Trainer
@@ -43,7 +44,8 @@ class ActorWorker(WeightSendingWorker):
         recorded actions are learnt together."""
         config = self._config
         algorithm = config.algorithm.build(group_size=config.group_size)
-        modules = algorithm.modules(config.model, env_spec, seed=config.seed)
+        with told_elsewhere(self._rank > 0):
+            modules = algorithm.modules(config.model, env_spec, seed=config.seed)
         self._imitate(algorithm, modules.get(POLICY))
         self._trainer = Trainer(
             modules,

@@ -13,7 +13,7 @@ from rlinf.data.pictures import copy_settings
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.models.language import save_language_model
-from rlinf.models.policy import Policy
+from rlinf.models.policy import Policy, told_elsewhere
 from rlinf.trainers.language_trainers import policy_trainer
 from rlinf.trainers.modules import POLICY
 from rlinf.trainers.scoring import TokenScorer
@@ -92,7 +92,8 @@ class CloningWorker(FitStage, ActorWorker):
         """
         config = self._cloning
         self._algorithm = Supervised(config.objective)
-        policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
+        with told_elsewhere(self._rank > 0):
+            policy = config.model.build(env_spec, value_dim=0, seed=config.seed)
         check_objective(policy, config.objective, model=config.model.type, key="objective")
         self._noise = policy.imitation_noise if config.objective == "model" else {}
         self._trainer = Trainer(

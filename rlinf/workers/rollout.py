@@ -23,6 +23,7 @@ from rlinf.models.policy import (
     draw_noise,
     of_own_dimensions,
     require_finite,
+    told_elsewhere,
 )
 from rlinf.models.policy_weights import load_travelling, travelling
 from rlinf.weight_sync.protocol import Parties, WeightReceiver
@@ -50,7 +51,8 @@ class RolloutWorker(StageWorker):
         """Build the policy; its weights arrive with the first synchronisation."""
         config = self._config
         self._env_spec = env_spec
-        self._policy = config.build_policy(env_spec).eval()
+        with told_elsewhere():  # by the actor
+            self._policy = config.build_policy(env_spec).eval()
         self._policy.to(self.compute_device)
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
         self._threads = ActingThreads(self._policy)

@@ -53,6 +53,17 @@ class BlindDot(Dot):
         return seen, *rest
 
 
+class SeenDot(Dot):
+    """It shows the picture alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Dict({"picture": self.observation_space["picture"]})
+
+    def _seen(self) -> dict[str, Any]:
+        return {"picture": self.render()}
+
+
 class ToldDot(Dot):
     """Says in words from which corner the dot comes."""
 
@@ -94,6 +105,7 @@ class TwoViews(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Dot-v0", entry_point=Dot)
+gymnasium.register("SeenDot-v0", entry_point=SeenDot)
 gymnasium.register("TwoViews-v0", entry_point=TwoViews)
 gymnasium.register("ToldDot-v0", entry_point=ToldDot)
 gymnasium.register("BlindDot-v0", entry_point=BlindDot)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
@@ -29,6 +30,7 @@ from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import TrainedPolicy
 from rlinf.runners.run import Run
+from tests.models.vla.test_loading import PARITY
 
 from . import vla_support
 from .killing import Task, kill_and_resume
@@ -312,6 +314,26 @@ def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> N
     )
     actions = policy.sample(rows, None).actions
     assert not torch.equal(actions[0], actions[1])
+
+
+def test_states_that_are_not_shown_are_told_once_in_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    numbers = {"q01": [-1.0] * 2, "q99": [1.0] * 2, "mean": [0.0] * 2, "std": [1.0] * 2}
+    base = tmp_path / "pi05"
+    base.mkdir()
+    words = tokenizers.models.WordLevel({"<bos>": 0, "<unk>": 1}, unk_token="<unk>")
+    tokenizers.Tokenizer(words).save(str(base / "tokenizer.json"))
+    shutil.copy(PARITY / "pi05" / "model.safetensors", base)
+    (base / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
+    given = {"norm_stats": {"actions": numbers, "state": numbers}}
+    (base / "norm_stats.json").write_text(json.dumps(given))
+    train(
+        tmp_path, f"model.path={base}", "model.preset=null",
+        "env.train.options.id=tests.runners.pictures:SeenDot-v0",
+    )  # fmt: skip
+    told = [each for each in caplog.messages if "and the environment shows none" in each]
+    assert len(told) == 1
 
 
 def test_a_run_goes_back_to_the_format_that_it_began_from(

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
+from rlinf.models.policy import warn_of_policy
 from rlinf.models.vla.policy import VLAPolicy
 from rlinf.models.vla.statistics import Kind, Method, ModelStatistics, Statistics, Units
 
@@ -89,7 +90,8 @@ class ChunkPolicy(VLAPolicy):
             )
         known = None if config.path is None else getattr(self._statistics, "states", None)
         if known is not None and not self.state_dim and self._told_states:
-            log.warning(
+            warn_of_policy(
+                log,
                 "the model in %s was trained with states, and the environment shows none: it takes "
                 "them for 0, or is not told them. Nearest: let the environment show them, by its "
                 "options",

@@ -149,7 +149,7 @@ def ours(config: ReasoningConfig, steps: int) -> dict[str, float]:
     ):
         for step in range(WARM + steps):
             step_begin = time.perf_counter()
-            prompts = {"rollout": {"slots": PROMPTS, "prompts": loader.take(PROMPTS)}}
+            prompts = {"rollout": {"positions": PROMPTS, "prompts": loader.take(PROMPTS)}}
             report = groups.start_step(step, synchronise=True, draw=partial(dict, prompts)).wait()
             if step == 0:
                 start = time.perf_counter() - begin

@@ -207,7 +207,7 @@ def _serve(config: ReasoningConfig, link: Any) -> None:
         Groups(Reasoning(config, Path(directory))) as groups,
     ):
         while (step := _next_step(link)) is not None:
-            drawn = {"rollout": {"slots": wanted, "prompts": loader.take(wanted)}}
+            drawn = {"rollout": {"positions": wanted, "prompts": loader.take(wanted)}}
             begin = time.perf_counter()
             report = groups.start_step(step, synchronise=True, draw=partial(dict, drawn)).wait()
             seconds = time.perf_counter() - begin

@@ -229,10 +229,10 @@ class PolicyConfig(AlgorithmConfig):
     dynamic_sampling: ByFamily[bool] = by_family(tokens=False)
     """Tokens: train only on groups whose rewards differ; other prompts are drawn for the rest."""
     max_resample: ByFamily[int] = by_family(tokens=5, ge=0)
-    """Tokens: how many times the prompt of one slot may be drawn again in a step with
+    """Tokens: how many times the prompt of one position may be drawn again in a step with
     `dynamic_sampling`; the last group is trained on whatever its rewards. With
-    `rollout.partial` groups have no slot yet: then a step may draw so many times as many prompts
-    again as it has slots."""
+    `rollout.partial` groups have no position yet: then a step may draw so many times as many
+    prompts again as it has positions."""
     proximal: ByFamily[Proximal] = by_family(tokens="rollout")
     """What the probability ratio divides by: log-probs of the policy that acted (rollout), those
     that the trainer recomputes before the first update, or, without that forward pass, an

@@ -21,7 +21,7 @@ _SORT_COST = 4  # of putting rows in order, in passes of attention over the cach
 class RaggedCache:
     """Keys and values of the running sequences; takes the place of a transformers cache.
 
-    Buffers [slots, K, capacity, D] per layer, which grow as needed: a sequence has a slot, a token
+    Buffers [rows, K, capacity, D] per layer, which grow as needed: a sequence has a row, a token
     the column of its position. Lengths and masks are known to the engine and never asked for.
     """
 
@@ -33,7 +33,7 @@ class RaggedCache:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Slots and columns that there is space for."""
+        """Rows and columns that there is space for."""
         return (self._keys[0].shape[0], self._keys[0].shape[2]) if self._keys else (0, 0)
 
     def aim(self, rows: Tensor, columns: Tensor) -> None:
@@ -54,17 +54,17 @@ class RaggedCache:
         return self.shape[1]
 
     def add(self, first: int, results: Sequence[Prefilled], columns: int) -> None:
-        """Take computed texts into slots from ``first`` on; they may grow to ``columns``."""
+        """Take computed texts into rows from ``first`` on; they may grow to ``columns``."""
         widest = max(result.capture.layers[0][0].shape[2] for result in results)
-        slots, have = first + len(results), self.shape
-        if slots > have[0]:
-            slots = max(slots, 2 * have[0])
+        rows, have = first + len(results), self.shape
+        if rows > have[0]:
+            rows = max(rows, 2 * have[0])
         wanted = max(min(columns, 2 * widest), widest, have[1])
-        self._resize(max(slots, have[0]), wanted, results[0].capture.layers)
+        self._resize(max(rows, have[0]), wanted, results[0].capture.layers)
         self._write(np.arange(first, first + len(results)), results)
 
     def replace(self, results: Sequence[Prefilled]) -> None:
-        """Put texts that were computed anew into all slots."""
+        """Put texts that were computed anew into all rows."""
         shape = self.shape
         # Columns beyond a text are weighted with 0, which does not hide a NaN of former weights.
         self.clear()
@@ -73,42 +73,42 @@ class RaggedCache:
 
     def reach(self, columns: int) -> None:
         """Have at least that many columns: where they grow, by half of what there is or more."""
-        slots, have = self.shape
+        rows, have = self.shape
         if columns > have:
             layers = list(zip(self._keys, self._values, strict=True))
-            self._resize(slots, max(columns, 3 * have // 2), layers)
+            self._resize(rows, max(columns, 3 * have // 2), layers)
 
-    def _resize(self, slots: int, columns: int, like: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def _resize(self, rows: int, columns: int, like: Sequence[tuple[Tensor, Tensor]]) -> None:
         """``like`` gives layers, heads, dimension, number format and device."""
         have = self.shape
         columns = -(-columns // _ROUND) * _ROUND
-        if (slots, columns) == have:
+        if (rows, columns) == have:
             return
         for index, layer in enumerate(like):
             for buffers, example in zip((self._keys, self._values), layer, strict=True):
-                grown = example.new_zeros(slots, example.shape[1], columns, example.shape[3])
+                grown = example.new_zeros(rows, example.shape[1], columns, example.shape[3])
                 if have[0]:
                     grown[: have[0], :, : have[1]] = buffers[index]
                     buffers[index] = grown
                 else:
                     buffers.append(grown)
 
-    def _write(self, slots: np.ndarray, results: Sequence[Prefilled]) -> None:
-        """Copy texts into slots, those of one forward pass at once."""
+    def _write(self, rows: np.ndarray, results: Sequence[Prefilled]) -> None:
+        """Copy texts into rows, those of one forward pass at once."""
         captures = {id(result.capture): result.capture for result in results}
         for number, capture in captures.items():
             members = [i for i, result in enumerate(results) if id(result.capture) == number]
-            rows = self.tensor(np.array([results[i].row for i in members]))
-            places = self.tensor(slots[members])
+            sources = self.tensor(np.array([results[i].row for i in members]))
+            targets = self.tensor(rows[members])
             for index, (keys, values) in enumerate(capture.layers):
                 width = keys.shape[2]
-                self._keys[index][places, :, :width] = keys[rows]
-                self._values[index][places, :, :width] = values[rows]
+                self._keys[index][targets, :, :width] = keys[sources]
+                self._values[index][targets, :, :width] = values[sources]
 
-    def kept(self, slot: int, tokens: int, version: int) -> KeptCache:
-        """What was computed of the first tokens of a slot, under these weights."""
+    def kept(self, row: int, tokens: int, version: int) -> KeptCache:
+        """What was computed of the first tokens of a row, under these weights."""
         layers = zip(self._keys, self._values, strict=True)
-        parts = [buffer[slot, :, :tokens] for layer in layers for buffer in layer]
+        parts = [buffer[row, :, :tokens] for layer in layers for buffer in layer]
         return KeptCache(
             version=version,
             shapes=tuple(tuple(part.shape) for part in parts),
@@ -117,11 +117,11 @@ class RaggedCache:
 
     @torch.inference_mode()
     def move(self, source: np.ndarray, target: np.ndarray, columns: int) -> None:
-        """Copy slots to others, as far as ``columns``."""
+        """Copy rows to others, as far as ``columns``."""
         if len(source):
-            rows, places = self.tensor(source), self.tensor(target)
+            sources, targets = self.tensor(source), self.tensor(target)
             for buffer in (*self._keys, *self._values):
-                buffer[places, :, :columns] = buffer[rows, :, :columns]
+                buffer[targets, :, :columns] = buffer[sources, :, :columns]
 
     def clear(self) -> None:
         """Give the memory back."""
@@ -141,7 +141,7 @@ class Decoder:
         self._wasted = 0
 
     def order(self, lengths: np.ndarray) -> np.ndarray | None:
-        """Slots by falling length where putting them so pays, which is then done; else None.
+        """Rows by falling length where putting them so pays, which is then done; else None.
 
         ``lengths`` [n] are the cached tokens of the running sequences.
         """
@@ -165,20 +165,20 @@ class Decoder:
         if self._config.deterministic:
             logits = self._decode_blocks(active)
         else:
-            slots = self.cache.tensor(np.arange(len(active)))
+            rows = self.cache.tensor(np.arange(len(active)))
             plan = ragged_attention.plan_segments(
                 lengths, dtype=self._model.dtype, device=self._model.device
             )
             area = sum((s.rows.stop - s.rows.start) * s.window for s in plan.segments)
             self._wasted += area - int(lengths.sum())
-            logits = [self._forward(active, slots, plan)]
+            logits = [self._forward(active, rows, plan)]
         cached += 1
         return logits
 
     def _forward(
         self, numbers: np.ndarray, targets: Tensor, plan: ragged_attention.DecodePlan
     ) -> Tensor:
-        """[n, V] logits of sequences; the first of them are written to slots ``targets``."""
+        """[n, V] logits of sequences; the first of them are written to rows ``targets``."""
         columns = self.cache.tensor(numbers["cached"])
         positions = columns + self.cache.tensor(numbers["shift"])
         self.cache.aim(targets, columns[: len(targets)])
@@ -208,7 +208,7 @@ class Decoder:
                     dtype=self._model.dtype,
                     device=self._model.device,
                 )
-                rows = self._forward(active[padded], self.cache.tensor(block), plan)
-                for slot, row in zip(block, rows, strict=False):
-                    logits[slot] = row
+                found = self._forward(active[padded], self.cache.tensor(block), plan)
+                for row, of_row in zip(block, found, strict=False):
+                    logits[row] = of_row
         return logits

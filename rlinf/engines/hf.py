@@ -119,8 +119,8 @@ class HFEngine(Engine):
         """End requests now; see :meth:`Engine.abort`."""
         chosen = set(self._unfinished.chosen(request_ids))
         running = enumerate(self._running.requests)
-        slots = [slot for slot, request in running if request.request_id in chosen]
-        aborted = self._collect(dict.fromkeys(slots, "abort"))
+        rows = [row for row, request in running if request.request_id in chosen]
+        aborted = self._collect(dict.fromkeys(rows, "abort"))
         for request in [each for each in self._waiting if each.request_id in chosen]:
             aborted.append(answer(request, (), (), (), "abort"))
             self._prompts.forget(request)
@@ -132,8 +132,8 @@ class HFEngine(Engine):
         """End all requests, with what was computed of them; see :meth:`Engine.interrupt`."""
         caches = {request.request_id: request.cache for request in self._waiting}
         if self.carries_caches:
-            for slot, request in enumerate(self._running.requests):
-                caches[request.request_id] = self._kept(slot)
+            for row, request in enumerate(self._running.requests):
+                caches[request.request_id] = self._kept(row)
         return [replace(item, cache=caches.get(item.request_id)) for item in self.abort()]
 
     def update_weights(self, weights: Weights, version: int) -> None:
@@ -151,7 +151,7 @@ class HFEngine(Engine):
         self.version = version
         self._prompts.drop()
         if self._config.on_update == "recompute" and len(self._running):
-            texts = [self._running.cached_text(slot) for slot in range(len(self._running))]
+            texts = [self._running.cached_text(row) for row in range(len(self._running))]
             with torch.inference_mode():
                 self._cache.replace(self._prompts.read(texts, [False] * len(texts)))
 
@@ -184,7 +184,7 @@ class HFEngine(Engine):
     def _admit(self) -> list[Tensor]:
         """Start waiting requests; returns the logits [V] of those that have no token yet.
 
-        Those that have some, from an earlier abort, take the slots before them.
+        Those that have some, from an earlier abort, take the rows before them.
         """
         begun = sorted(self._next_waiting(), key=lambda item: not item[1])
         if not begun:
@@ -242,9 +242,9 @@ class HFEngine(Engine):
         active = self._running.active
         full = np.flatnonzero(active["count"] >= active["limit"]).tolist()
         reasons: dict[int, StopReason] = dict.fromkeys(full, "length")
-        for slot, request in enumerate(self._running.requests):
-            if request.sampling.stop and self._ends_with_text(slot, request):
-                reasons[slot] = "stop"
+        for row, request in enumerate(self._running.requests):
+            if request.sampling.stop and self._ends_with_text(row, request):
+                reasons[row] = "stop"
         reasons |= dict.fromkeys(np.flatnonzero(stopped).tolist(), "stop")
         finished = self._collect(reasons)
         order = self._decoder.order(self._running.active["cached"])
@@ -253,18 +253,18 @@ class HFEngine(Engine):
         return finished
 
     def _collect(self, reasons: dict[int, StopReason]) -> list[FinishedCompletion]:
-        """Take slots out of the batch and return what they have."""
+        """Take rows out of the batch and return what they have."""
         if not reasons:
             return []
         finished = []
-        for slot, reason in reasons.items():
-            request = self._running.requests[slot]
+        for row, reason in reasons.items():
+            request = self._running.requests[row]
             wanted = reason == "stop" and request.keep_cache and self.carries_caches
             finished.append(
                 FinishedCompletion(
                     request_id=request.request_id,
-                    completion=self._running.completion(slot, reason),
-                    cache=self._kept(slot) if wanted else None,
+                    completion=self._running.completion(row, reason),
+                    cache=self._kept(row) if wanted else None,
                 )
             )
         columns = int(self._running.active["cached"].max())
@@ -274,17 +274,17 @@ class HFEngine(Engine):
             self._unfinished.pop(item.request_id)
         return finished
 
-    def _kept(self, slot: int) -> KeptCache:
-        return self._cache.kept(slot, int(self._running.active["cached"][slot]), self.version)
+    def _kept(self, row: int) -> KeptCache:
+        return self._cache.kept(row, int(self._running.active["cached"][row]), self.version)
 
-    def _ends_with_text(self, slot: int, request: GenerationRequest) -> bool:
+    def _ends_with_text(self, row: int, request: GenerationRequest) -> bool:
         """Whether a stop text was completed by the last tokens."""
-        numbers = self._running.active[slot]
+        numbers = self._running.active[row]
         if numbers["count"] < max(numbers["minimum"], numbers["known"] + 1):
             return False
         # Each token is at least a byte, and at most the last one completes a character.
         reach = max(len(text.encode()) for text in request.sampling.stop) + 3
-        ending = self._tokenizer.decode(self._running.tail(slot, reach))
+        ending = self._tokenizer.decode(self._running.tail(row, reach))
         return any(text in ending for text in request.sampling.stop)
 
 

@@ -38,7 +38,7 @@ def register() -> None:
 class Segment:
     """Neighbouring rows that attend as far as the longest of them."""
 
-    rows: slice  # their slots
+    rows: slice  # of the batch
     window: int  # W, columns that they look at
     bias: Tensor  # [rows, 1, 1, W], 0 where a row may look and -inf elsewhere
 
@@ -48,7 +48,7 @@ class DecodePlan:
     """Who looks where in one decoding step."""
 
     segments: Sequence[Segment]  # rows of the batch in order
-    gather: Tensor | None = None  # [n] slots of the batch's rows; None: the first n slots
+    gather: Tensor | None = None  # [n] rows of the cache; None: the first n
 
 
 def plan_segments(lengths: np.ndarray, *, dtype: torch.dtype, device: torch.device) -> DecodePlan:
@@ -76,11 +76,11 @@ def _segment(first: int, last: int, window: int, lengths: Tensor, dtype: torch.d
 
 
 def plan_block(
-    slots: Tensor, lengths: np.ndarray, window: int, *, dtype: torch.dtype, device: torch.device
+    gather: Tensor, lengths: np.ndarray, window: int, *, dtype: torch.dtype, device: torch.device
 ) -> DecodePlan:
-    """One segment of a fixed shape, its rows gathered from anywhere."""
+    """One segment of a fixed shape, its rows gathered from anywhere in the cache."""
     positions = torch.from_numpy(lengths).to(device)
-    return DecodePlan([_segment(0, len(lengths), window, positions, dtype)], slots)
+    return DecodePlan([_segment(0, len(lengths), window, positions, dtype)], gather)
 
 
 def ragged_attention(
@@ -99,8 +99,8 @@ def ragged_attention(
     Args:
         module: The attention layer.
         query: [n, H, 1, D], or [n, H, P, D] for prompts padded on the right.
-        key: [slots, K, capacity, D] the cache, or [n, K, P, D].
-        value: [slots, K, capacity, V], or [n, K, P, V].
+        key: [rows, K, capacity, D] the cache, or [n, K, P, D].
+        value: [rows, K, capacity, V], or [n, K, P, V].
         attention_mask: Not used: the plan and causality say everything.
         scaling: Factor of the scores.
         plan: Which part of the cache each row looks at.

@@ -1,4 +1,4 @@
-"""The sequences that the engine ``hf`` is generating: row i has slot i of the cache."""
+"""The sequences that the engine ``hf`` is generating: number i has row i of the cache."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ _TOKEN = np.dtype([("token", np.int64), ("log_prob", np.float32), ("version", np
 
 
 class Running:
-    """Numbers, tokens and requests of at most ``slots`` running sequences; V ``vocabulary``."""
+    """Numbers, tokens and requests of at most ``rows`` running sequences; V ``vocabulary``."""
 
-    def __init__(self, slots: int, vocabulary: int, device: torch.device) -> None:
+    def __init__(self, rows: int, vocabulary: int, device: torch.device) -> None:
         self.requests: list[GenerationRequest] = []
-        self.numbers = np.zeros(slots, _NUMBERS)
-        self._stops = np.full((slots, 1), -1, np.int64)
-        self._text = np.zeros((slots, 0), _TOKEN)
+        self.numbers = np.zeros(rows, _NUMBERS)
+        self._stops = np.full((rows, 1), -1, np.int64)
+        self._text = np.zeros((rows, 0), _TOKEN)
         self._vocabulary, self._device = vocabulary, device
 
     def __len__(self) -> int:
@@ -57,38 +57,38 @@ class Running:
     def add(
         self, request: GenerationRequest, stops: Sequence[int], *, cached: int, drawn: int
     ) -> None:
-        """Take a request into the next slot.
+        """Take a request into the next row.
 
         Args:
             request: The request.
             stops: Tokens that end it.
-            cached: Tokens of prompt and partial completion that its slot of the cache holds.
+            cached: Tokens of prompt and partial completion that its row of the cache holds.
             drawn: Tokens of the partial completion that need not be computed again.
         """
-        sampling, slot = request.sampling, len(self.requests)
+        sampling, row = request.sampling, len(self.requests)
         self._stops = _widened(self._stops, len(stops), -1)
         self._text = _widened(self._text, sampling.max_new_tokens, 0)
         known = 0
         if request.partial is not None:
             known = len(request.partial)
-            self._text["token"][slot, :known] = request.partial.tokens
-            self._text["log_prob"][slot, :known] = request.partial.log_probs
-            self._text["version"][slot, :known] = request.partial.versions
-        last = self._text["token"][slot, drawn - 1] if drawn else 0
-        self.numbers[slot] = (
+            self._text["token"][row, :known] = request.partial.tokens
+            self._text["log_prob"][row, :known] = request.partial.log_probs
+            self._text["version"][row, :known] = request.partial.versions
+        last = self._text["token"][row, drawn - 1] if drawn else 0
+        self.numbers[row] = (
             cached, shift_of(request.pictures), last, drawn, known,
             sampling.max_new_tokens, sampling.min_new_tokens, request.seed % 2**64,
             sampling.temperature, sampling.repetition_penalty,
             sampling.top_k or self._vocabulary, sampling.top_p, sampling.greedy, sampling.filtered,
         )  # fmt: skip
-        self._stops[slot] = -1
-        self._stops[slot, : len(stops)] = stops
+        self._stops[row] = -1
+        self._stops[row, : len(stops)] = stops
         self.requests.append(request)
 
-    def cached_text(self, slot: int) -> Text:
+    def cached_text(self, row: int) -> Text:
         """What of prompt and completion is in the cache."""
-        request, cached = self.requests[slot], self.numbers["cached"][slot]
-        said = self._text["token"][slot, : cached - len(request.prompt_tokens)]
+        request, cached = self.requests[row], self.numbers["cached"][row]
+        said = self._text["token"][row, : cached - len(request.prompt_tokens)]
         return Text(np.concatenate([request.prompt_tokens, said]), request.pictures)
 
     def lengths(self) -> np.ndarray:
@@ -96,23 +96,23 @@ class Running:
         found: np.ndarray = np.maximum(self.active["count"], self.active["known"])
         return found
 
-    def completion(self, slot: int, reason: StopReason) -> Completion:
+    def completion(self, row: int, reason: StopReason) -> Completion:
         """What a sequence has."""
-        length, given = int(self.lengths()[slot]), self.requests[slot].partial
+        length, given = int(self.lengths()[row]), self.requests[row].partial
         return Completion(
-            tokens=self._text["token"][slot, :length].copy(),
-            log_probs=self._text["log_prob"][slot, :length].copy(),
-            versions=self._text["version"][slot, :length].copy(),
+            tokens=self._text["token"][row, :length].copy(),
+            log_probs=self._text["log_prob"][row, :length].copy(),
+            versions=self._text["version"][row, :length].copy(),
             stop_reason=reason,
-            seed=self.requests[slot].seed,
+            seed=self.requests[row].seed,
             sampled=None if given is None else extended_mask(given, length),
         )
 
-    def tail(self, slot: int, length: int) -> np.ndarray:
+    def tail(self, row: int, length: int) -> np.ndarray:
         """The last ``length`` tokens of a completion, as far as they are of its last turn."""
-        count, given = int(self.numbers["count"][slot]), self.requests[slot].partial
+        count, given = int(self.numbers["count"][row]), self.requests[row].partial
         begin = 0 if given is None else given.turn_start
-        return self._text["token"][slot, max(begin, count - length) : count]
+        return self._text["token"][row, max(begin, count - length) : count]
 
     def how_to_draw(self, rows: np.ndarray) -> Draw:
         """How the next token of each of ``rows`` is drawn."""
@@ -180,7 +180,7 @@ class Running:
         return stopped
 
     def remove(self, gone: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Drop slots; the last sequences move into the holes. Returns which [m], and where [m]."""
+        """Drop rows; the last sequences move into the holes. Returns which [m], and where [m]."""
         total, left = len(self.requests), len(self.requests) - len(gone)
         keep = np.ones(total, np.bool_)
         keep[gone] = False
@@ -194,7 +194,7 @@ class Running:
         return source, target
 
     def reorder(self, order: np.ndarray) -> None:
-        """Put the sequence of slot ``order[i]`` into slot i."""
+        """Put the sequence of row ``order[i]`` into row i."""
         for array in (self.numbers, self._stops, self._text):
             array[: len(order)] = array[order]
         self.requests = [self.requests[old] for old in order]

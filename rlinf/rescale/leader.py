@@ -21,8 +21,8 @@ class WorkerStatus:
     step: int
     running: tuple[int, ...]  # tokens of each unfinished sequence
     ended: tuple[int, ...]  # tokens of sequences that ended, or were cut off, since the last time
-    bounds: Mapping[int, int]  # what groups not complete have at least, by slot
-    complete: Mapping[int, int]  # longest answers of groups completed since then, by slot
+    bounds: Mapping[int, int]  # what groups not complete have at least, by position
+    complete: Mapping[int, int]  # longest answers of groups completed since then, by position
     given: int  # groups that it has sent to others in this step
     adopted: int  # groups that it has got from others
     left: bool = False  # whether it has given its device up
@@ -61,7 +61,7 @@ class RolloutSizes:
     """What is known of a rollout before it begins."""
 
     workers: int  # that generate; each has a device
-    slots: int  # groups of a step
+    positions: int  # groups of a step
     group_size: int
     global_batches: int  # optimizer steps of a training step
     max_new_tokens: int
@@ -83,7 +83,7 @@ class RolloutLeader:
     choices: list[DeviceChoice] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._batch = self.sizes.slots // self.sizes.global_batches  # groups of a global batch
+        self._batch = self.sizes.positions // self.sizes.global_batches  # groups of a global batch
         self._status: dict[int, WorkerStatus] = {}
         self._ended: list[int] = []  # tokens of each
         self._complete: dict[int, int] = {}
@@ -113,7 +113,7 @@ class RolloutLeader:
             return []
         self._news = False
         workers = self.sizes.workers
-        if len(self._complete) == self.sizes.slots:
+        if len(self._complete) == self.sizes.positions:
             self._over = True
             if self._released is not None:
                 begin, predicted = self._released
@@ -150,7 +150,7 @@ class RolloutLeader:
         """
         others = self.sizes.workers - 1
         choice = borrow(
-            sequences=self.sizes.slots * self.sizes.group_size,
+            sequences=self.sizes.positions * self.sizes.group_size,
             tokens=sum(self._ended) / max(len(self._ended), 1),
             own=1,
             trainers=others,
@@ -161,16 +161,16 @@ class RolloutLeader:
 
     def _state(self, live: list[int], decode: DecodeCost) -> RolloutState:
         running = [token for rank in live for token in self._status[rank].running]
-        bounds: dict[int, int] = dict.fromkeys(range(self.sizes.slots), 0)
+        bounds: dict[int, int] = dict.fromkeys(range(self.sizes.positions), 0)
         for status in self._status.values():
             bounds.update(status.bounds)
-        for slot in self._complete:
-            bounds.pop(slot, None)
+        for position in self._complete:
+            bounds.pop(position, None)
         left = self.forecast.left(running)
         trained = self.trained or TrainingSeconds(0.0, 0.0, {})
         return RolloutState(
             running=tuple(len(self._status[rank].running) for rank in live),
-            total=self.sizes.slots * self.sizes.group_size,
+            total=self.sizes.positions * self.sizes.group_size,
             capacity=self.sizes.capacity,
             left=left,
             decode=decode,

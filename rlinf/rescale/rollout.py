@@ -1,9 +1,9 @@
 """A rollout worker whose device goes to the trainer while others generate what it had begun.
 
-Each worker generates its own slots. The last worker decides: it knows from the others what runs
+Each worker generates its own positions. The last worker decides: it knows from the others what runs
 where, and lets the first ones give their devices up when that makes the step shorter. Unfinished
 groups go with their partial tokens to other workers, under the same weights; scores come back to
-the worker whose slot it is, so that no group is lost or counted twice.
+the worker whose position it is, so that no group is lost or counted twice.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RescaledRollout:
         self._devices, self._book, self._step, self._release = devices, book, step, release
         self._over = False
         self._ended: list[int] = []  # tokens of each, since the last report
-        self._reported: set[int] = set()  # slots of complete groups
+        self._reported: set[int] = set()  # positions of complete groups
         self._last_step: tuple[int, float] | None = None  # what ran in it, and when it began
         if self._rank == self._sizes.workers - 1:
             self._leader = RolloutLeader(
@@ -145,7 +145,9 @@ class RescaledRollout:
             running=running,
             ended=tuple(self._ended),
             bounds=bounds,
-            complete={slot: n for slot, n in complete.items() if slot not in self._reported},
+            complete={
+                position: n for position, n in complete.items() if position not in self._reported
+            },
             given=self._book.given,
             adopted=self._book.adopted,
             left=left,

@@ -76,8 +76,8 @@ class Reasoning(Task[ReasoningConfig]):
 
     @classmethod
     def step(cls, flow: Flow, config: ReasoningConfig) -> None:
-        """Groups are generated and scored until every slot has one to train on. A critic gives the
-        batch its advantages first; where they depend on log-probs, the actor computes these."""
+        """Groups are generated and scored until every position has one to train on. A critic gives
+        the batch its advantages first; where they depend on log-probs, the actor computes these."""
         flow.loop(
             "rollout",
             Stage("rollout", "generate", inputs=("scored",), outputs=("completions", "groups")),
@@ -127,14 +127,14 @@ class Reasoning(Task[ReasoningConfig]):
         return {**own, "reward": {"keep": self.config.runner.completions_kept}}
 
     def draw(self, *, worst: bool = False) -> Arguments:
-        """Prompts of the slots, and those that may take their places, `max_resample` for each."""
+        """Prompts of the positions, and `max_resample` for each that may take their places."""
         algorithm, wanted = self.config.algorithm, self.config.rollout.prompts
         first_draw = self._loader.drawn == 0
         prompts = self._loader.take(self.config.prompts_at_once if first_draw else wanted)
         count = algorithm.max_resample * wanted if algorithm.dynamic_sampling else 0
         spares = self._loader.coming(count)
         prompts = self._loader.longest(prompts) if worst else prompts
-        return {"rollout": {"slots": wanted, "prompts": prompts, "spares": spares}}
+        return {"rollout": {"positions": wanted, "prompts": prompts, "spares": spares}}
 
     def rolled_out(self, reports: Reports) -> None:
         """Draw no spare again that was used; the others are the first prompts of later steps."""

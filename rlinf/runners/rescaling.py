@@ -80,27 +80,27 @@ def order_problems(config: ReasoningConfig) -> Iterator[PydanticCustomError]:
         yield illegal(
             "actor.order",
             "needs lengths that are final, but groups are drawn again",
-            hint="order: slot, or no dynamic_sampling",
+            hint="order: position, or no dynamic_sampling",
         )
     if config.rollout.partial is not None:
         yield illegal(
             "actor.order",
             "needs all answers of a step, but some are carried on",
-            hint="order: slot",
+            hint="order: position",
         )
     if not config.rollout.engine.tells_progress:
         yield illegal(
             "actor.order",
             "needs the length of unfinished answers, which the engine "
             f"{config.rollout.engine.type} does not tell",
-            hint="order: slot, or the engine hf or vllm",
+            hint="order: position, or the engine hf or vllm",
         )
     if not config.algorithm.prepares_parts:
         yield illegal(
             "actor.order",
             "trains on parts of the rollout, but the algorithm needs all of it first "
             "(a critic, kl_reward_beta, normalize_advantages or recomputed log-probs)",
-            hint="order: slot",
+            hint="order: position",
         )
 
 
@@ -128,7 +128,7 @@ def step_arguments(config: ReasoningConfig, mailboxes: Sequence[Channel]) -> Arg
         mailboxes=tuple(mailboxes),
         sizes=load_attribute(f"{_PLUGIN}.leader:RolloutSizes")(
             workers=len(mailboxes),
-            slots=rollout.prompts,
+            positions=rollout.prompts,
             group_size=rollout.group_size,
             global_batches=config.actor.n_minibatches,
             max_new_tokens=rollout.sampling.max_new_tokens,

@@ -289,7 +289,7 @@ class PhaseConfig(SequenceConfig):
     """Optimizer steps of one pass; the global batch is the sequences of a rollout divided by it."""
     shuffle: bool = True
     """Draw the order of the sequences anew for each pass."""
-    order: Literal["slot", "length"] = "slot"
+    order: Literal["position", "length"] = "position"
     """Without `shuffle`, which groups form a global batch: those whose prompts were drawn one after
     another, or those whose longest answers are of similar length, shortest first, so that training
     can begin while the longest are generated."""
@@ -311,7 +311,7 @@ class PhaseConfig(SequenceConfig):
 
     @property
     def trains_in_order(self) -> bool:
-        """Whether a global batch is a range of slots that is passed over once."""
+        """Whether a global batch is a range of positions that is passed over once."""
         return self.update_epoch == 1 and not self.shuffle and self.n_minibatches > 1
 
     def global_batch_size(self, sequences: int) -> int:

@@ -1,4 +1,4 @@
-"""A partial rollout: the slots of a step are filled, and what is not complete then goes on later.
+"""A partial rollout: the positions of a step are filled, and what is not complete goes on later.
 
 Oversampling keeps the engine busy while the last answers of a step would be waited for, as in
 APRIL (Zhou et al. 2025); interrupted answers go on under newer weights, as in Kimi k1.5 (2025).
@@ -22,12 +22,12 @@ from rlinf.workers.group_book import Drawn, GenerationReport, GroupBook, OpenGro
 
 
 class CarryBook(GroupBook):
-    """Groups get a slot when they are scored, and those that get none stay for later steps.
+    """Groups get a position when they are scored, and those that get none stay for later steps.
 
-    Slots are filled in the order in which groups were complete, and scores are looked at only when
-    as many are complete as there are slots to fill, so that the speed of the reward changes
-    nothing. Every group that was begun is in the book until it has a slot, so that none is lost or
-    trained on twice.
+    Positions are filled in the order in which groups were complete, and scores are looked at only
+    when as many are complete as there are positions to fill, so that the speed of the reward
+    changes nothing. Every group that was begun is in the book until it has a position, so that none
+    is lost or trained on twice.
     """
 
     def __init__(
@@ -40,9 +40,9 @@ class CarryBook(GroupBook):
     ) -> None:
         super().__init__(group_size, sampling, seeds, worth)
         self._config = config
-        self._kept: list[PromptGroup] = []  # scored, without a slot
+        self._kept: list[PromptGroup] = []  # scored, without a position
         self._lengths: dict[int, float] = {}  # expected of the answers to a prompt
-        self._slots: deque[int] = deque()  # to be filled
+        self._positions: deque[int] = deque()  # to be filled
         self._own = range(0)
         self._spares: deque[Drawn] = deque()
         self._unscored: dict[int, PromptGroup | None] = {}  # complete groups in their order
@@ -51,11 +51,11 @@ class CarryBook(GroupBook):
         return len(self._open) + len(self._kept)
 
     def begin(
-        self, step: int, slots: range, prompts: Sequence[Drawn], spares: Iterable[Drawn] = ()
+        self, step: int, positions: range, prompts: Sequence[Drawn], spares: Iterable[Drawn] = ()
     ) -> list[GenerationRequest]:
-        """The requests to fill the slots of a step with, while the engine has none."""
+        """The requests to fill the positions of a step with, while the engine has none."""
         self.report = GenerationReport(begun=len(prompts))
-        self._own, self._slots, self._spares = slots, deque(slots), deque(spares)
+        self._own, self._positions, self._spares = positions, deque(positions), deque(spares)
         self._forget_old(step)
         found = self._requests(self.in_order(self._begin(prompts)))
         self._fill()
@@ -106,19 +106,19 @@ class CarryBook(GroupBook):
     @property
     def unfilled(self) -> bool:
         """See :attr:`GroupBook.unfilled`."""
-        return bool(self._slots)
+        return bool(self._positions)
 
     @property
     def awaits_scores(self) -> bool:
-        """See :attr:`GroupBook.awaits_scores`: not before the slots can be filled."""
-        return bool(self._unscored) and len(self._unscored) >= len(self._slots)
+        """See :attr:`GroupBook.awaits_scores`: not before the positions can be filled."""
+        return bool(self._unscored) and len(self._unscored) >= len(self._positions)
 
     def waits(self, *, idle: bool) -> bool:
         """See :meth:`GroupBook.waits`: always, so that it never matters who is faster."""
         return True
 
     def source(self, draw: int) -> int:
-        """See :meth:`GroupBook.source`: any slot of this worker brings the scores back to it."""
+        """See :meth:`GroupBook.source`: any position of this worker brings the scores back."""
         return self._own[draw % len(self._own)]
 
     def score(self, group: PromptGroup) -> list[GenerationRequest]:
@@ -142,8 +142,8 @@ class CarryBook(GroupBook):
 
     def _fill(self) -> None:
         """Hand the oldest scored groups out."""
-        while self._slots and self._kept:
-            self._filled.append((self._slots.popleft(), self._kept.pop(0)))
+        while self._positions and self._kept:
+            self._filled.append((self._positions.popleft(), self._kept.pop(0)))
 
     def _complete(self, group: OpenGroup) -> None:
         """Remember how long the answers to a prompt are: half of it what was known before."""

@@ -1,4 +1,4 @@
-"""Fills the slots of a step: one loop for all ways in which groups get a slot."""
+"""Fills the positions of a step: one loop for all ways in which groups get a position."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RolloutHook(Protocol):
 
     @property
     def goes_on(self) -> bool:
-        """Whether groups may still come when all own slots are filled."""
+        """Whether groups may still come when all own positions are filled."""
 
     @property
     def idle_seconds(self) -> float:
@@ -64,7 +64,7 @@ class DeviceSharing(Protocol):
 
 
 class Filling:
-    """Generates the groups of one step, in an idle engine, until every slot has a scored one."""
+    """Generates the groups of one step, in an idle engine, until every position has one."""
 
     def __init__(
         self,
@@ -80,7 +80,7 @@ class Filling:
     def run(
         self, requests: Iterable[GenerationRequest], scored: InputStream
     ) -> Generator[Emit, None, None]:
-        """Complete groups on the edge ``completions``; on ``groups`` those that fill a slot."""
+        """Complete groups on the edge ``completions``; on ``groups`` those that fill a position."""
         book, engine, hook = self._book, self._engine, self._hook
         self._submit(requests)
         yield from self._filled()
@@ -104,7 +104,9 @@ class Filling:
             self._hook.before_step()
         if not self._engine.unfinished:
             if self._hook is None and not self._book.awaits_scores:
-                raise RuntimeError(f"{len(self._book)} groups do not fill the slots of the step")
+                raise RuntimeError(
+                    f"{len(self._book)} groups do not fill the positions of the step"
+                )
             return
         ended = self._engine.step()
         yield from self._emit(ended)
@@ -129,8 +131,8 @@ class Filling:
             time.sleep(pause)
 
     def _filled(self) -> Iterator[Emit]:
-        for slot, group in self._book.filled():
-            yield Emit("groups", slot, group)
+        for position, group in self._book.filled():
+            yield Emit("groups", position, group)
 
     def _report(self) -> Iterator[Emit]:
         """Tell how long unfinished answers are at least, so often that it costs little."""

@@ -37,7 +37,7 @@ __all__ = ["Drawn", "GenerationReport", "GenerationWorker"]
 class GenerationWorker(StageWorker):
     """Answers prompts under one version of the weights.
 
-    The number of a slot is the source of the items that concern it, so that everything about a slot
+    The number of a position is the source of the items that concern it, so that everything about it
     stays in order and with one worker.
     """
 
@@ -120,34 +120,35 @@ class GenerationWorker(StageWorker):
         scored: InputStream,
         *,
         step: int,
-        slots: int,
+        positions: int,
         prompts: Sequence[Drawn],
         spares: Sequence[Drawn] = (),
         shared: DeviceSharing | None = None,
     ) -> Generator[Emit, None, GenerationReport]:
-        """Stage: one scored group for each slot; returns a :class:`GenerationReport`.
+        """Stage: one scored group for each position; returns a :class:`GenerationReport`.
 
         Groups go to the reward as they finish. One that is not worth training on makes room for a
-        spare prompt, at once, while there are any for its slot; the last group of a slot stays.
+        spare prompt, at once, while there are any for its position, whose last group stays.
 
         Args:
             scored: Stream of scored :class:`~rlinf.data.sequences.PromptGroup`.
             step: Number of the training phase that the groups are for.
-            slots: Of the step; this worker fills its share.
-            prompts: To begin with, of which this worker takes its share: one for each slot, or,
+            positions: How many the step has; this worker fills its share.
+            prompts: To begin with, of which this worker takes its share: one for each position, or,
                 where groups are carried from step to step, as many as are lacking.
-            spares: To draw again from: attempt a of slot s, both from 0, has number a · ``slots``
-                + s, so that neither the speed of the reward nor the number of workers changes a
-                group. Where groups have no slots yet, a worker takes its share one by one.
+            spares: To draw again from: attempt a at position p, both from 0, has number
+                a · ``positions`` + p, so that neither the speed of the reward nor the number of
+                workers changes a group. Where groups have no positions yet, a worker takes its
+                share one by one.
             shared: How devices are shared with the trainer inside the step; None: they are not.
         """
         book: GroupBook
         hook: RolloutHook | None = None
         if self._carried is not None:
-            mine = [prompts[place] for place in self._slots(len(prompts))]
+            mine = [prompts[place] for place in self._positions(len(prompts))]
             own = spares[self._rank :: self._world_size]
             book = self._carried
-            requests = book.begin(step, self._slots(slots), mine, own)
+            requests = book.begin(step, self._positions(positions), mine, own)
         else:
             rollout = self._config.rollout
             book = SlotBook(rollout.group_size, rollout.sampling, self._seeds, self._worth)
@@ -156,10 +157,10 @@ class GenerationWorker(StageWorker):
                     self._hook, engine=self._engine, book=book, step=step, rank=self._rank,
                     release=self.offload,
                 )  # fmt: skip
-            slots_here = self._slots(len(prompts))
+            positions_here = self._positions(len(prompts))
             requests = book.begin(
-                {slot: prompts[slot] for slot in slots_here},
-                {slot: spares[slot :: len(prompts)] for slot in slots_here},
+                {position: prompts[position] for position in positions_here},
+                {position: spares[position :: len(prompts)] for position in positions_here},
             )
         failed_before = self._tool_failures
         filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
@@ -185,8 +186,8 @@ class GenerationWorker(StageWorker):
 
         No two prompts are of one draw; ``seeds`` are those of the completions of each.
         """
-        mine = {slot: prompts[slot] for slot in self._slots(len(prompts))}
-        by_draw = {draw: seeds[slot] for slot, (draw, _) in mine.items()}
+        mine = {position: prompts[position] for position in self._positions(len(prompts))}
+        by_draw = {draw: seeds[position] for position, (draw, _) in mine.items()}
         book = SlotBook(len(seeds[0]), sampling, by_draw.__getitem__)
         found: dict[int, PromptGroup] = {}
         failed_before = self._tool_failures
@@ -195,12 +196,12 @@ class GenerationWorker(StageWorker):
                 found[emitted.source] = emitted.payload
             else:
                 yield emitted
-        book.report.groups = [found[slot] for slot in sorted(found)]
+        book.report.groups = [found[position] for position in sorted(found)]
         book.report.tool_failures = self._tool_failures - failed_before
         return book.report
 
-    def _slots(self, count: int) -> range:
-        """This worker's share of the slots: those whose items come back to it."""
+    def _positions(self, count: int) -> range:
+        """This worker's share of the positions: those whose items come back to it."""
         edges = [-(-rank * count // self._world_size) for rank in (self._rank, self._rank + 1)]
         return range(*edges)
 

@@ -14,7 +14,7 @@ from rlinf.flow.stream import InputStream
 class LengthBounds:
     """What the longest answer of some groups that are not complete has at least.
 
-    Pairs of a slot and tokens: as keys, checkpoints keep no whole numbers.
+    Pairs of a position and tokens: as keys, checkpoints keep no whole numbers.
     """
 
     bounds: tuple[tuple[int, int], ...]
@@ -26,16 +26,18 @@ def complete_batches(
     """The global batches whose members are known: groups by their longest answer, shortest first.
 
     Which group is in which batch is a function of lengths alone: not of who was faster, or where it
-    was generated. Where all lengths are given as equal, it is the order of the slots.
+    was generated. Where all lengths are given as equal, it is the order of the positions.
 
     Args:
-        arrived: Longest answer of each group that is complete, by slot.
-        bounds: What the longest answer of each other group has at least, by slot.
+        arrived: Longest answer of each group that is complete, by position.
+        bounds: What the longest answer of each other group has at least, by position.
         size: Groups of a global batch.
     """
-    open_from = min(((bound, slot) for slot, bound in bounds.items()), default=None)
-    order = sorted((longest, slot) for slot, longest in arrived.items())
-    known = [slot for key in order if open_from is None or key < open_from for slot in [key[1]]]
+    open_from = min(((bound, position) for position, bound in bounds.items()), default=None)
+    order = sorted((longest, position) for position, longest in arrived.items())
+    known = [
+        position for key in order if open_from is None or key < open_from for position in [key[1]]
+    ]
     return [known[first : first + size] for first in range(0, len(known) - size + 1, size)]
 
 
@@ -43,18 +45,18 @@ class GlobalBatches:
     """Scored groups as global batches; the same ones wherever and whenever groups are generated.
 
     Args:
-        stream: Groups, the source of each its slot, and :class:`LengthBounds` of those to come.
-        slots: Groups of the step.
+        stream: Groups, the source of each its position, and :class:`LengthBounds` of those to come.
+        positions: Groups of the step.
         size: Groups of a global batch.
-        by_length: Whether those with the shortest longest answers come first, or the first slots.
+        by_length: Whether those with the shortest longest answers come first; else by position.
     """
 
-    def __init__(self, stream: InputStream, *, slots: int, size: int, by_length: bool) -> None:
+    def __init__(self, stream: InputStream, *, positions: int, size: int, by_length: bool) -> None:
         self._stream, self._size, self._by_length = stream, size, by_length
-        self._bounds = dict.fromkeys(range(slots), 0)
+        self._bounds = dict.fromkeys(range(positions), 0)
         self._longest: dict[int, int] = {}
         self._groups: dict[int, PromptGroup] = {}
-        self._count = slots // size
+        self._count = positions // size
 
     def __len__(self) -> int:
         return self._count
@@ -64,9 +66,9 @@ class GlobalBatches:
 
     def _take(self, item: Any) -> None:
         if isinstance(item.payload, LengthBounds):
-            for slot, bound in item.payload.bounds:
-                if slot in self._bounds:
-                    self._bounds[slot] = max(self._bounds[slot], bound)
+            for position, bound in item.payload.bounds:
+                if position in self._bounds:
+                    self._bounds[position] = max(self._bounds[position], bound)
             return
         longest = max(len(completion) for completion in item.payload.completions)
         self._groups[item.source] = item.payload
@@ -88,14 +90,14 @@ class GlobalBatches:
         while True:
             found = complete_batches(self._longest, self._bounds, self._size)
             if len(found) > number:
-                return [self._groups[slot] for slot in found[number]]
+                return [self._groups[position] for position in found[number]]
             self._take(next(self._stream))
 
     def groups(self) -> list[PromptGroup]:
-        """The groups of all slots in their order, also of a phase that trained on none."""
+        """The groups of all positions in their order, also of a phase that trained on none."""
         while self._bounds:
             self._take(next(self._stream))
-        return [self._groups[slot] for slot in sorted(self._groups)]
+        return [self._groups[position] for position in sorted(self._groups)]
 
 
 class TrainingHook(Protocol):

@@ -1,6 +1,6 @@
 """The groups that one rollout worker generates: which are open, complete or scored, and where.
 
-A *slot* is the place of a group in the batch of a step. A group has the number of its prompt's
+A *position* is the place of a group in the batch of a step. A group has the number of its prompt's
 draw, which no two groups of a run share; a request of its place p has the number draw · G + p.
 """
 
@@ -35,14 +35,14 @@ class GenerationReport:
         tool_failures: Calls that a tool failed.
         begun: Groups that were begun, spares left out.
         interrupted: Completions that go on in the next step.
-        carried: Groups that have no slot yet, complete ones included.
+        carried: Groups that have no position yet, complete ones included.
         regenerated: Groups that were forgotten for their age and begun anew.
         dropped_tokens: Tokens of these.
         engine_restarts: How often the engine's process was started anew in the run so far.
         moved: Completions that went on at another worker.
         spares: Draws of the prompts that took the places of groups not worth training on.
         choices: What was decided about devices, as plain data.
-        groups: The scored groups in the order of their slots, where they were asked for.
+        groups: The scored groups in the order of their positions, where they were asked for.
     """
 
     tokens: int = 0
@@ -110,13 +110,13 @@ class OpenGroup:
 class MovingGroup:
     """A group on its way to another worker, and caches of its completions from some engines."""
 
-    slot: int
+    position: int
     group: OpenGroup
     caches: tuple[KeptCache | None, ...]
 
 
 class GroupBook(ABC):
-    """Groups from their prompt to a slot; ``report`` is of the present step.
+    """Groups from their prompt to a position; ``report`` is of the present step.
 
     Args:
         group_size: G.
@@ -139,13 +139,13 @@ class GroupBook(ABC):
         self.report = GenerationReport()
 
     def __len__(self) -> int:
-        """Groups that have no slot for good."""
+        """Groups that have no position for good."""
         return len(self._open)
 
     @property
     @abstractmethod
     def unfilled(self) -> bool:
-        """Whether a slot of the step has no final group yet."""
+        """Whether a position of the step has no final group yet."""
 
     @property
     @abstractmethod
@@ -158,14 +158,14 @@ class GroupBook(ABC):
 
     @abstractmethod
     def source(self, draw: int) -> int:
-        """Slot by whose number the scores of a group come back to their worker."""
+        """Position by whose number the scores of a group come back to their worker."""
 
     @abstractmethod
     def score(self, group: PromptGroup) -> list[GenerationRequest]:
         """Take in a scored group; returns what is to be generated in its place."""
 
     def filled(self) -> list[tuple[int, PromptGroup]]:
-        """Slots that got their final group since the last time."""
+        """Positions that got their final group since the last time."""
         found, self._filled = self._filled, []
         return found
 
@@ -242,20 +242,20 @@ class GroupBook(ABC):
 
 
 class SlotBook(GroupBook):
-    """Every slot has its prompt from the beginning, and all are generated to their end.
+    """Every position has its prompt from the beginning, and all are generated to their end.
 
     Groups can be brought to another worker while they are generated, and come back; their scores
-    come to the worker whose slot it is, so that no group is lost or counted twice.
+    come to the worker whose position it is, so that no group is lost or counted twice.
 
     Attributes:
-        complete: Longest answer of each group that was completed here, by slot.
+        complete: Longest answer of each group that was completed here, by position.
         given: Groups that went to others in this step.
         adopted: Groups that came from others.
     """
 
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
-        self._slots: dict[int, int] = {}  # by draw
+        self._positions: dict[int, int] = {}  # by draw
         self._spares: dict[int, deque[Drawn]] = {}
         self._away: set[int] = set()
         self._guests: set[int] = set()
@@ -265,12 +265,12 @@ class SlotBook(GroupBook):
     def begin(
         self, prompts: Mapping[int, Drawn], spares: Mapping[int, Iterable[Drawn]] | None = None
     ) -> list[GenerationRequest]:
-        """The requests to begin with, of a prompt for each slot.
+        """The requests to begin with, of a prompt for each position.
 
-        A slot has its own spares, as which group is scored first depends on who is faster.
+        A position has its own spares, as which group is scored first depends on who is faster.
         """
-        self._slots = {draw: slot for slot, (draw, _) in prompts.items()}
-        self._spares = {slot: deque(found) for slot, found in (spares or {}).items()}
+        self._positions = {draw: position for position, (draw, _) in prompts.items()}
+        self._spares = {position: deque(found) for position, found in (spares or {}).items()}
         self.report.begun = len(prompts)
         return self._requests(self._begin(prompts.values()))
 
@@ -286,22 +286,22 @@ class SlotBook(GroupBook):
 
     def source(self, draw: int) -> int:
         """See :meth:`GroupBook.source`: its own."""
-        return self._slots[draw]
+        return self._positions[draw]
 
     def score(self, group: PromptGroup) -> list[GenerationRequest]:
-        """See :meth:`GroupBook.score`: a spare of the same slot, where it has one."""
-        slot = self._slots[group.draw]
+        """See :meth:`GroupBook.score`: a spare of the same position, where it has one."""
+        position = self._positions[group.draw]
         del self._open[group.draw]
-        if self._spares.get(slot) and not self._worth(group):
-            spare = self._spares[slot].popleft()
+        if self._spares.get(position) and not self._worth(group):
+            spare = self._spares[position].popleft()
             self.report.spares.append(spare[0])
-            self._slots[spare[0]] = slot
+            self._positions[spare[0]] = position
             return self._requests(self._begin([spare]))
-        self._filled.append((slot, group))
+        self._filled.append((position, group))
         return []
 
     def _complete(self, group: OpenGroup) -> None:
-        self.complete[self._slots[group.draw]] = _longest(group.completions)
+        self.complete[self._positions[group.draw]] = _longest(group.completions)
         if group.draw in self._guests:
             self._forget(group.draw)
 
@@ -322,7 +322,7 @@ class SlotBook(GroupBook):
             numbers = range(draw * self._size, (draw + 1) * self._size)
             moved.append(
                 MovingGroup(
-                    slot=self.source(draw),
+                    position=self.source(draw),
                     group=self._open[draw],
                     caches=tuple(caches.get(number) for number in numbers),
                 )
@@ -342,21 +342,21 @@ class SlotBook(GroupBook):
             self._away.discard(group.draw)
         else:
             self._guests.add(group.draw)
-            self._slots[group.draw] = moving.slot
+            self._positions[group.draw] = moving.position
         self._open[group.draw] = group
         first = group.draw * self._size
         return self._requests([group], dict(enumerate(moving.caches, first)))
 
     def bounds(self, running: Mapping[int, int]) -> dict[int, int]:
-        """What the longest answer of each group that is generated here has at least, by slot, from
-        the tokens of each unfinished request, by its number."""
+        """What the longest answer of each group that is generated here has at least, by position,
+        from the tokens of each unfinished request, by its number."""
         found = {}
         for draw, group in self._open.items():
             if draw in self._away or not group.unfinished:
                 continue
             first = draw * self._size
             going = (running.get(first + place, 0) for place in range(self._size))
-            found[self._slots[draw]] = max(_longest(group.completions), *going)
+            found[self._positions[draw]] = max(_longest(group.completions), *going)
         return found
 
 

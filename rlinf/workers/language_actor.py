@@ -57,7 +57,7 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
         return {"parameters": parameters}
 
     def infer(self, groups: InputStream) -> Generator[Emit, None, None]:
-        """Stage: hand the batch of all slots on, with the log-probs that the algorithm needs."""
+        """Stage: hand the batch of the step on, with the log-probs that the algorithm needs."""
         batch = self._trainer.with_log_probs(self._read(groups))
         if self._rank == 0:
             yield Emit("log_probs", 0, batch)
@@ -65,7 +65,7 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
     def train(
         self, groups: InputStream, *, step: int, shared: Any = None
     ) -> Generator[Emit, None, dict[str, Any]]:
-        """Stage: train on the scored groups of all slots; returns the phase's metrics.
+        """Stage: train on the scored groups of all positions; returns the phase's metrics.
 
         The stream may be one batch, to which a critic gave advantages; ``shared`` says how devices
         are shared with the rollout inside the step.
@@ -93,11 +93,11 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
     def _train_parts(self, stream: InputStream, step: int, shared: Any) -> dict[str, Any]:
         """Train on each global batch as soon as it is complete; the same wherever it runs."""
         pad_id, version = padding_token(self._tokenizer), self._trainer.version
-        slots, actor = self._config.rollout.prompts, self._config.actor
+        positions, actor = self._config.rollout.prompts, self._config.actor
         batches = GlobalBatches(
             stream,
-            slots=slots,
-            size=slots // actor.n_minibatches,
+            positions=positions,
+            size=positions // actor.n_minibatches,
             by_length=actor.order == "length",
         )
 

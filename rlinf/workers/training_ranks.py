@@ -192,7 +192,7 @@ class LanguageWorker(TrainingWorker):
 
 
 def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
-    """What a stream holds: the scored groups of all slots, or a batch that was made of them.
+    """What a stream holds: the scored groups of all positions, or a batch that was made of them.
 
     ``version`` is of the weights that training begins with.
     """
@@ -200,7 +200,7 @@ def read_batch(stream: InputStream, *, pad_id: int, version: int) -> Batch:
     first = found[min(found)]
     if isinstance(first, Batch):
         return first
-    return token_batch([found[slot] for slot in sorted(found)], pad_id, version)
+    return token_batch([found[position] for position in sorted(found)], pad_id, version)
 
 
 def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Batch:

@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 @pytest.mark.parametrize("values", [8, 5])
 def test_rows_attend_to_what_they_have(values: int, lengths: list[int], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
-    n, slots = len(lengths), len(lengths) + 3
+    n, rows = len(lengths), len(lengths) + 3
     query = torch.randn(n, 4, 1, 8, dtype=dtype)
-    key, value = (torch.randn(slots, 2, 256, size, dtype=dtype) for size in (8, values))
-    gather = torch.randperm(slots)[:n]
+    key, value = (torch.randn(rows, 2, 256, size, dtype=dtype) for size in (8, values))
+    gather = torch.randperm(rows)[:n]
     for plan, place in (
         (plan_segments(np.array(lengths), dtype=dtype, device=CPU), torch.arange(n)),
         (plan_block(gather, np.array(lengths), 256, dtype=dtype, device=CPU), gather),

@@ -199,8 +199,8 @@ def test_batches_do_not_depend_on_who_was_faster() -> None:
     for order in permutations(longest):
         arrived: dict[int, int] = {}
         found: list[list[int]] = []
-        for slot in order:
-            arrived[slot] = longest[slot]
+        for position in order:
+            arrived[position] = longest[position]
             bounds = {other: longest[other] for other in longest if other not in arrived}
             now = complete_batches(arrived, bounds, 2)
             assert now[: len(found)] == found

@@ -19,7 +19,7 @@ from rlinf.rescale.leader import (
 from rlinf.rescale.length_forecast import LengthForecast
 from rlinf.rescale.measured import PredictionBias
 
-WORKERS, SLOTS, GROUP, LIMIT, STEP = 3, 6, 4, 200, 5
+WORKERS, POSITIONS, GROUP, LIMIT, STEP = 3, 6, 4, 200, 5
 
 
 def cost() -> DecodeCost:
@@ -29,7 +29,7 @@ def cost() -> DecodeCost:
 def new_leader(*, reads_again: bool, bias: PredictionBias | None = None) -> RolloutLeader:
     sizes = RolloutSizes(
         workers=WORKERS,
-        slots=SLOTS,
+        positions=POSITIONS,
         group_size=GROUP,
         global_batches=3,
         max_new_tokens=LIMIT,

@@ -59,7 +59,7 @@ def rollout_on(engine: Any, *, leader: Any = None, workers: int = 2) -> Any:
     """The first of some workers, at the beginning of a step."""
     sizes = RolloutSizes(
         workers=workers,
-        slots=3,
+        positions=3,
         group_size=2,
         global_batches=1,
         max_new_tokens=64,
@@ -128,7 +128,7 @@ def prompt(number: int) -> Prompt:
 def test_of_groups_of_others_those_of_middling_length_wait() -> None:
     giver = new_book()
     lengths = iter((3, 40, 0, 17, 50, 3))
-    requests = giver.begin({slot: (slot, prompt(slot)) for slot in range(3)})
+    requests = giver.begin({position: (position, prompt(position)) for position in range(3)})
     interrupted = [partial(request, next(lengths)) for request in requests]
     mailbox: list[Any] = []
     leader: Any = SimpleNamespace(receive=mailbox.append)
@@ -202,18 +202,18 @@ class Given(Lease):
 
 
 def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every slot gets the group that it would have got, at the worker whose slot it is."""
+    """Every position gets the group that it would have got, at the worker whose position it is."""
     monkeypatch.setattr("rlinf.workers.filling._PAUSE", 0.0)
-    workers, slots, size = 2, 8, 4
+    workers, positions, size = 2, 8, 4
     sizes = RolloutSizes(
-        workers=workers, slots=slots, group_size=size, global_batches=4, max_new_tokens=64,
+        workers=workers, positions=positions, group_size=size, global_batches=4, max_new_tokens=64,
         capacity=CAPACITY, trainer_sizes=(1, 2),
     )  # fmt: skip
     leases, mailboxes = [Given() for _ in range(workers)], [Mailbox() for _ in range(workers)]
     shared: Any = (tuple(leases), tuple(mailboxes))
     devices = RolloutDevices(leases=shared[0], mailboxes=shared[1], sizes=sizes, offload=False)
     scored = [Scored() for _ in range(workers)]
-    prompts = {slot: (100 + slot, prompt(slot)) for slot in range(slots)}
+    prompts = {position: (100 + position, prompt(position)) for position in range(positions)}
 
     def seeds(draw: int) -> list[int]:
         return [completion_seed(7, draw, place) for place in range(size)]
@@ -227,11 +227,13 @@ def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> 
         book = SlotBook(size, SAMPLING, seeds)
         hooks[rank].begin(devices, book, step, lambda: None)
         filling = Filling(book, hooks[rank]._engine, hooks[rank], True)
-        share = slots // workers
+        share = positions // workers
         own = range(rank * share, (rank + 1) * share)
         found: dict[int, PromptGroup] = {}
         stream: Any = scored[rank]
-        for emitted in filling.run(book.begin({slot: prompts[slot] for slot in own}), stream):
+        for emitted in filling.run(
+            book.begin({position: prompts[position] for position in own}), stream
+        ):
             if emitted.edge == "completions":
                 group = emitted.payload.scored((Score(reward=1.0),) * size)
                 scored[emitted.source // share].post(Item(0, emitted.source, group))
@@ -244,10 +246,10 @@ def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> 
     for step in range(3):
         with ThreadPoolExecutor(workers) as pool:
             results = list(pool.map(fill, range(workers), [step] * workers))
-        groups = {slot: group for found, _ in results for slot, group in found.items()}
-        assert sorted(groups) == list(range(slots))
-        for slot, group in groups.items():
-            assert group.draw == 100 + slot
+        groups = {position: group for found, _ in results for position, group in found.items()}
+        assert sorted(groups) == list(range(positions))
+        for position, group in groups.items():
+            assert group.draw == 100 + position
             for completion, seed in zip(group.completions, seeds(group.draw), strict=True):
                 assert completion.tokens.tolist() == [
                     (seed + n) % 997 for n in range(length_of(seed))

@@ -23,10 +23,10 @@ from .reasoning_support import assert_equal_runs, small_config, train, untimed
 from .test_reasoning import PLACEMENTS, StopAfter, needs_two_cores
 from .test_staleness import placed
 
-SLOTS, MOST = 8, 2
+POSITIONS, MOST = 8, 2
 AGAIN = (
     f"algorithm={{type: dapo, max_resample: {MOST}}}",
-    f"rollout.prompts={SLOTS}",
+    f"rollout.prompts={POSITIONS}",
     "rollout.group_size=2",
     # So that what is drawn again waits for a place, whose moment then changes what ends first.
     "rollout.engine={type: hf, deterministic: true, block_size: 4, max_running_requests: 6}",
@@ -90,8 +90,8 @@ def test_the_speed_of_the_reward_changes_nothing(
 def test_equal_groups_are_drawn_again_within_the_bound(reference: Path) -> None:
     counts = rejected(reference)
     assert sum(counts) > 0
-    assert max(counts) <= SLOTS * MOST
-    assert untimed(reference)[-1]["rollout/prompts"] == 4 * SLOTS + sum(counts)
+    assert max(counts) <= POSITIONS * MOST
+    assert untimed(reference)[-1]["rollout/prompts"] == 4 * POSITIONS + sum(counts)
 
 
 @needs_two_cores
@@ -115,7 +115,7 @@ def test_two_engines_on_ray_give_the_same_bits(reference: Path, tmp_path: Path) 
 
 @pytest.mark.slow
 @needs_two_cores
-def test_slots_that_are_trained_on_at_once(tmp_path: Path) -> None:
+def test_positions_that_are_trained_on_at_once(tmp_path: Path) -> None:
     """With rollouts that run ahead, and engines beside the actor."""
     more = (*AGAIN, IN_ORDER, "rollout.max_staleness=1")
     one = train(tmp_path / "one", *more)

@@ -32,7 +32,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_answers_go_on_under_newer_weights(reference: Path) -> None:
     lines = untimed(reference)[1:]
-    assert all(line["rollout/carried"] == 2 for line in lines), "6 groups for 4 slots"
+    assert all(line["rollout/carried"] == 2 for line in lines), "6 groups for 4 positions"
     assert lines[-1]["rollout/prompts"] == 4 * 4 + 2
     assert lines[0]["rollout/staleness_max"] == 0
     assert max(line["rollout/staleness_max"] for line in lines) >= 1

@@ -107,7 +107,7 @@ def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_p
 def test_four_ranks_compute_what_one_does(
     static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
     run = train(
         tmp_path,
         *BY_LENGTH,
@@ -182,7 +182,7 @@ def test_a_disk_that_is_full_does_not_stop_a_step_that_rescales(
 def test_an_algorithm_that_needs_the_whole_rollout_has_no_batches_by_length(
     tmp_path: Path, algorithm: str, more: tuple[str, ...]
 ) -> None:
-    with pytest.raises(ConfigError, match=r"actor\.order.*needs all of it.*order: slot"):
+    with pytest.raises(ConfigError, match=r"actor\.order.*needs all of it.*order: position"):
         small_config(tmp_path, *BY_LENGTH, f"algorithm={algorithm}", *more)
 
 
@@ -191,13 +191,13 @@ def test_an_engine_that_does_not_tell_lengths_has_no_batches_by_length(tmp_path:
     assert list(order_problems(config)) == []
     rollout = config.rollout.model_copy(update={"engine": SGLangEngineConfig()})
     (problem,) = order_problems(config.model_copy(update={"rollout": rollout}))
-    assert "the engine sglang does not tell; order: slot" in problem.message()
+    assert "the engine sglang does not tell; order: position" in problem.message()
 
 
 def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
     config = small_config(tmp_path, *BY_LENGTH, *SHARED)
     for asynchronous in (False, True):
         engine = VLLMEngineConfig(asynchronous=asynchronous)
@@ -212,7 +212,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
     [
         (("cluster.runtime=local",), "cluster.runtime: ray"),
         (("cluster.component_placement={'rollout,actor': '0', reward: '1'}",), "same devices"),
-        (("actor.order=slot",), "actor.order"),
+        (("actor.order=position",), "actor.order"),
         (("algorithm={type: ppo}", "critic={}"), "critic"),
         (("rollout.max_staleness=1",), "run ahead"),
         (("actor.shuffle=true",), "shuffled"),
@@ -223,7 +223,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
 def test_what_cannot_be_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, ...], why: str
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
     assert small_config(tmp_path, *BY_LENGTH, *SHARED).cluster.auto_scheduler
     with pytest.raises(ConfigError, match=why):
         small_config(tmp_path, *BY_LENGTH, *SHARED, *change)

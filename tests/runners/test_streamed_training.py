@@ -1,4 +1,4 @@
-"""The actor trains on the first slots while the last ones are still being generated."""
+"""The actor trains on the first positions while the last ones are still being generated."""
 
 from __future__ import annotations
 

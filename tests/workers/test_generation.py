@@ -1,4 +1,4 @@
-"""Slots whose groups are drawn again: the same, whoever is faster and however many workers."""
+"""Positions whose groups are drawn again: the same, whoever is faster and however many workers."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from rlinf.workers.group_book import GenerationReport, completion_seed
 
 from .test_partial_rollout import Letters
 
-GROUP, SLOTS, FIRST = 3, 6, 20
+GROUP, POSITIONS, FIRST = 3, 6, 20
 
 
 def rewards(draw: int) -> list[float]:
-    """Equal in three of five groups, and in every group of slot 1."""
-    equal = draw % SLOTS == (FIRST + 1) % SLOTS or draw % 5 > 1
+    """Equal in three of five groups, and in every group of position 1."""
+    equal = draw % POSITIONS == (FIRST + 1) % POSITIONS or draw % 5 > 1
     return [1.0] * GROUP if equal else [0.0, *[1.0] * (GROUP - 1)]
 
 
@@ -36,10 +36,10 @@ class Reward:
         self._waiting: deque[Item] = deque()
         self.scored: list[int] = []
 
-    def give(self, slot: int, group: PromptGroup) -> None:
+    def give(self, position: int, group: PromptGroup) -> None:
         self.scored.append(group.draw)
         scores = tuple(Score(reward=value) for value in rewards(group.draw))
-        self._waiting.append(Item(0, slot, group.scored(scores)))
+        self._waiting.append(Item(0, position, group.scored(scores)))
 
     def ready(self, within: float = 0.0) -> bool:
         return bool(self._waiting) and self._random.random() < 0.2
@@ -55,7 +55,7 @@ def worker(rank: int, ranks: int) -> Any:
     made: Any = object.__new__(GenerationWorker)
     made._config = SimpleNamespace(
         rollout=SimpleNamespace(group_size=GROUP, sampling=SamplingConfig(max_new_tokens=100)),
-        actor=SimpleNamespace(order="slot"),
+        actor=SimpleNamespace(order="position"),
         seed=7,
     )
     made._algorithm, made._engine, made._carried = algorithm.build(), Letters(), None
@@ -74,7 +74,7 @@ def drawn(first: int, count: int) -> list[tuple[int, Prompt]]:
 def fill(
     *, ranks: int, seed: int, attempts: int
 ) -> tuple[dict[int, PromptGroup], list[GenerationReport], list[int]]:
-    """All slots; also the reports of the workers, and the draws of all groups that were scored."""
+    """All positions; also the reports of the workers, and the draws of all scored groups."""
     groups: dict[int, PromptGroup] = {}
     reports, scored = [], []
     for rank in range(ranks):
@@ -82,9 +82,9 @@ def fill(
         stage = worker(rank, ranks).generate(
             reward,
             step=0,
-            slots=SLOTS,
-            prompts=drawn(FIRST, SLOTS),
-            spares=drawn(FIRST + SLOTS, attempts * SLOTS),
+            positions=POSITIONS,
+            prompts=drawn(FIRST, POSITIONS),
+            spares=drawn(FIRST + POSITIONS, attempts * POSITIONS),
         )
         while True:
             try:
@@ -102,7 +102,10 @@ def fill(
 
 
 def tokens(groups: dict[int, PromptGroup]) -> dict[int, list[list[int]]]:
-    return {slot: [c.tokens.tolist() for c in g.completions] for slot, g in sorted(groups.items())}
+    return {
+        position: [c.tokens.tolist() for c in g.completions]
+        for position, g in sorted(groups.items())
+    }
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
@@ -112,30 +115,30 @@ def test_neither_the_speed_of_the_reward_nor_the_workers_change_a_group(
 ) -> None:
     expected, reports, _ = fill(ranks=1, seed=100, attempts=4)
     groups, found, scored = fill(ranks=ranks, seed=seed, attempts=4)
-    assert {slot: group.draw for slot, group in groups.items()} == {
-        slot: group.draw for slot, group in expected.items()
+    assert {position: group.draw for position, group in groups.items()} == {
+        position: group.draw for position, group in expected.items()
     }
     assert tokens(groups) == tokens(expected)
     spares = sorted(draw for report in found for draw in report.spares)
     assert spares == sorted(reports[0].spares)
     assert sum(report.tokens for report in found) == reports[0].tokens
-    assert sorted(scored) == sorted([*range(FIRST, FIRST + SLOTS), *spares])
-    assert len(set(scored)) == len(scored) == SLOTS + len(spares) > SLOTS
+    assert sorted(scored) == sorted([*range(FIRST, FIRST + POSITIONS), *spares])
+    assert len(set(scored)) == len(scored) == POSITIONS + len(spares) > POSITIONS
 
 
 @pytest.mark.parametrize("attempts", [0, 1, 4])
-def test_a_slot_is_drawn_again_so_often_and_keeps_its_last_group(attempts: int) -> None:
+def test_a_position_is_drawn_again_so_often_and_keeps_its_last_group(attempts: int) -> None:
     groups, (report,), _ = fill(ranks=1, seed=0, attempts=attempts)
-    assert sorted(groups) == list(range(SLOTS))
+    assert sorted(groups) == list(range(POSITIONS))
     expected, spares = {}, []
-    for slot in range(SLOTS):
-        draws = [FIRST + slot + attempt * SLOTS for attempt in range(attempts + 1)]
+    for position in range(POSITIONS):
+        draws = [FIRST + position + attempt * POSITIONS for attempt in range(attempts + 1)]
         worth = [len(set(rewards(draw))) > 1 for draw in draws]
         taken = worth.index(True) if True in worth else attempts
-        expected[slot] = draws[taken]
+        expected[position] = draws[taken]
         spares += draws[1 : taken + 1]
-    assert {slot: group.draw for slot, group in groups.items()} == expected
-    assert groups[1].draw == FIRST + 1 + attempts * SLOTS, "no group of slot 1 is worth it"
+    assert {position: group.draw for position, group in groups.items()} == expected
+    assert groups[1].draw == FIRST + 1 + attempts * POSITIONS, "no group of position 1 is worth it"
     assert sorted(report.spares) == sorted(spares)
     for group in groups.values():
         seeds = [completion.seed for completion in group.completions]

@@ -31,11 +31,11 @@ class Stream:
 
 
 def batches(stream: Any, *, by_length: bool) -> GlobalBatches:
-    return GlobalBatches(stream, slots=4, size=2, by_length=by_length)
+    return GlobalBatches(stream, positions=4, size=2, by_length=by_length)
 
 
-def test_groups_come_in_the_order_of_their_slots_as_soon_as_they_may() -> None:
-    stream = Stream(*((slot, group(10 + slot, 9 - slot)) for slot in (1, 3, 0, 2)))
+def test_groups_come_in_the_order_of_their_positions_as_soon_as_they_may() -> None:
+    stream = Stream(*((position, group(10 + position, 9 - position)) for position in (1, 3, 0, 2)))
     found = batches(stream, by_length=False)
     assert len(found) == 2
     seen = [([g.draw for g in batch], len(stream.left)) for batch in found]
@@ -56,7 +56,7 @@ def test_the_shortest_groups_come_first_once_the_others_are_known_to_be_longer()
 
 @pytest.mark.parametrize("by_length", [True, False])
 def test_all_groups_are_read_of_a_phase_that_trains_on_none(by_length: bool) -> None:
-    stream = Stream(*((slot, group(slot, 5)) for slot in (3, 1, 0, 2)))
+    stream = Stream(*((position, group(position, 5)) for position in (3, 1, 0, 2)))
     found = batches(stream, by_length=by_length)
     assert [g.draw for g in found.groups()] == [0, 1, 2, 3]
     assert not stream.left

@@ -20,7 +20,7 @@ from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
 from rlinf.workers.group_book import SlotBook, completion_seed
 
-GROUP, SLOTS, LIMIT = 4, 5, 40
+GROUP, POSITIONS, LIMIT = 4, 5, 40
 SAMPLING = SamplingConfig(max_new_tokens=LIMIT)
 
 
@@ -60,10 +60,13 @@ def new_book() -> SlotBook:
 def begin(book: SlotBook, on: Engine) -> None:
     rng = np.random.default_rng(0)
     prompts = {}
-    for slot in range(SLOTS):
+    for position in range(POSITIONS):
         tokens = rng.integers(2, 37, 6)
-        # A draw is no slot.
-        prompts[slot] = (slot + 90, Prompt(prompt_id=slot, text="", tokens=tokens, answer=None))
+        # A draw is no position.
+        prompts[position] = (
+            position + 90,
+            Prompt(prompt_id=position, text="", tokens=tokens, answer=None),
+        )
     for request in book.begin(prompts):
         on.submit(request)
 
@@ -72,9 +75,9 @@ def generate(book: SlotBook, on: Engine, steps: int) -> dict[int, PromptGroup]:
     found: dict[int, PromptGroup] = {}
     for _ in range(steps):
         for group in book.take(on.step()):
-            slot = book.source(group.draw)
-            assert slot not in found
-            found[slot] = group
+            position = book.source(group.draw)
+            assert position not in found
+            found[position] = group
     return found
 
 
@@ -100,7 +103,7 @@ def test_groups_are_the_same_after_leaving_and_coming_back(
     with engine(model, deterministic=deterministic) as only:
         begin(alone, only)
         expected = generate(alone, only, 120)
-    assert len(expected) == SLOTS
+    assert len(expected) == POSITIONS
     first, second = new_book(), new_book()
     with (
         engine(model, deterministic=deterministic) as one,
@@ -110,15 +113,15 @@ def test_groups_are_the_same_after_leaving_and_coming_back(
         begin(first, one)
         found = generate(first, one, 7)
         moved = hand_over(first, one, second, other, carried=carried)
-        assert moved > SLOTS
+        assert moved > POSITIONS
         found |= generate(second, other, 9)
         back = hand_over(second, other, first, one, carried=carried)
         assert 0 < back <= moved
         found |= generate(first, one, 120)
         assert one.unfinished == other.unfinished == 0
     assert found.keys() == expected.keys()
-    for slot, group in expected.items():
-        for mine, theirs in zip(found[slot].completions, group.completions, strict=True):
+    for position, group in expected.items():
+        for mine, theirs in zip(found[position].completions, group.completions, strict=True):
             assert np.array_equal(mine.tokens, theirs.tokens)
             assert mine.stop_reason == theirs.stop_reason
             assert mine.seed == theirs.seed
@@ -129,8 +132,8 @@ def test_groups_are_the_same_after_leaving_and_coming_back(
     counted = [first.report, second.report]
     sampled = sum(len(c) for group in expected.values() for c in group.completions)
     assert sum(report.tokens for report in counted) == sampled
-    assert sum(report.completions for report in counted) == SLOTS * GROUP
-    assert first.unfilled  # scores come to the worker whose slots they are
+    assert sum(report.completions for report in counted) == POSITIONS * GROUP
+    assert first.unfilled  # scores come to the worker whose positions they are
     assert not second.unfilled
     for group in found.values():
         assert first.score(group) == []
@@ -146,9 +149,9 @@ def test_bounds_are_below_what_groups_become(model: Any) -> None:
         while only.unfinished:
             seen.append(book.bounds(only.progress()))
             book.take(only.step())
-    assert set(seen[0]) == set(range(SLOTS))
+    assert set(seen[0]) == set(range(POSITIONS))
     for before, after in pairwise(seen):
-        assert all(before[slot] <= after[slot] for slot in after)
+        assert all(before[position] <= after[position] for position in after)
     for bounds in seen:
-        assert all(bound <= book.complete[slot] for slot, bound in bounds.items())
+        assert all(bound <= book.complete[position] for position, bound in bounds.items())
     assert max(max(bounds.values()) for bounds in seen) >= LIMIT - 1

@@ -20,7 +20,7 @@ from rlinf.workers.config.answering import PartialRolloutConfig
 from rlinf.workers.filling import Filling
 from rlinf.workers.group_book import completion_seed
 
-GROUP, SLOTS = 3, 4
+GROUP, POSITIONS = 3, 4
 
 
 def length_of(seed: int) -> int:
@@ -140,25 +140,25 @@ class Run:
                 waiting.rotate(int(self.random.integers(len(waiting))))
                 return waiting.popleft()
 
-        at_once = math.ceil(SLOTS * self.options["oversample"])
-        prompts = self.draw(SLOTS if step else at_once)
+        at_once = math.ceil(POSITIONS * self.options["oversample"])
+        prompts = self.draw(POSITIONS if step else at_once)
         extra = self.draw(spares)
         groups: dict[int, PromptGroup] = {}
-        requests = self.book.begin(step, range(8, 8 + SLOTS), prompts, extra)
+        requests = self.book.begin(step, range(8, 8 + POSITIONS), prompts, extra)
         drive(Filling(self.book, self.engine).run(requests, Scored()), waiting, groups)
         report = self.book.report
-        assert sorted(groups) == list(range(8, 8 + SLOTS))
+        assert sorted(groups) == list(range(8, 8 + POSITIONS))
         self.drawn -= spares - len(report.spares)
-        self.trained.append([groups[slot] for slot in sorted(groups)])
+        self.trained.append([groups[position] for position in sorted(groups)])
         self.reports.append(report)
         self.engine.update_weights((), step + 1)
         return report
 
 
 def drive(stage: Iterator[Emit], waiting: deque[Item], groups: dict[int, PromptGroup]) -> None:
-    """Score what is complete, collect what fills a slot."""
+    """Score what is complete, collect what fills a position."""
     for emitted in stage:
-        assert 8 <= emitted.source < 8 + SLOTS
+        assert 8 <= emitted.source < 8 + POSITIONS
         if emitted.edge == "groups":
             assert emitted.source not in groups
             groups[emitted.source] = emitted.payload
@@ -187,7 +187,7 @@ def test_nothing_is_lost_or_doubled(schedule: str, engine: type[Letters]) -> Non
     assert engine is Letters or run.engine.late > 0
     trained = [group for step in run.trained for group in step]
     draws = [group.draw for group in trained]
-    assert len(set(draws)) == len(draws) == 12 * SLOTS
+    assert len(set(draws)) == len(draws) == 12 * POSITIONS
     for group in trained:
         check_whole(group)
     state = run.book.state()
@@ -224,7 +224,7 @@ def test_rejected_groups_make_room_for_spares(engine: type[Letters]) -> None:
         run.step(spares=40)
     draws = [group.draw for step in run.trained for group in step]
     assert all(draw % 3 for draw in draws)
-    assert len(set(draws)) == len(draws) == 6 * SLOTS
+    assert len(set(draws)) == len(draws) == 6 * POSITIONS
     spares = [draw for report in run.reports for draw in report.spares]
     rejected = len(spares)
     assert rejected == len(set(spares)) > 0

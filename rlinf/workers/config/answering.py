@@ -33,13 +33,13 @@ TrainerSection = Annotated[LanguageTrainerConfig, Component(REGISTRY)]
 
 
 class PartialRolloutConfig(StrictModel):
-    """More groups are generated than a step has slots; what is unfinished when these are filled is
-    interrupted, and goes on in the next step under the weights of that one."""
+    """More groups are generated than a step has positions; what is unfinished when these are filled
+    is interrupted, and goes on in the next step under the weights of that one."""
 
     only_with: ClassVar = {"too_old": "max_token_staleness"}
 
     oversample: float = Field(default=1.25, gt=1)
-    """Groups that are generated at the same time, over the slots of a step."""
+    """Groups that are generated at the same time, over the positions of a step."""
     schedule: Literal["fifo", "longest_first", "history"] = "fifo"
     """Which interrupted groups go on first: those that were drawn first, those with most tokens,
     or those of which earlier answers to the same prompt let expect most. New prompts follow, and

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, wait
 
-from rlinf.agents.tool_use import Reply, ToolUse
+from rlinf.agents.tool_use import ToolReplies, ToolUse
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -39,7 +39,7 @@ class Conversations(Engine):
         self._max_turns, self._max_turn_tokens = max_turns, max_turn_tokens
         self._sessions = Sessions(engine)
         self._requests: dict[int, GenerationRequest] = {}
-        self._asked: dict[int, tuple[Session, Reply]] = {}
+        self._asked: dict[int, tuple[Session, ToolReplies]] = {}
         self.continues_exactly = engine.continues_exactly
         self.carries_caches = engine.carries_caches
         self.keeps_stale_caches = engine.keeps_stale_caches
@@ -150,7 +150,7 @@ class Conversations(Engine):
             max_turn_tokens=None if most is None else most - said,
         )
 
-    def _reply(self, session: Session) -> Reply | None:
+    def _reply(self, session: Session) -> ToolReplies | None:
         """What tools reply to a turn that ended; None where it called none, or was the last."""
         turns = session.completion
         if turns.stop_reason != "stop":
@@ -162,7 +162,7 @@ class Conversations(Engine):
             return None
         return self._use.reply(turn, calls) if calls else None
 
-    def _take(self, session: Session, reply: Reply) -> None:
+    def _take(self, session: Session, reply: ToolReplies) -> None:
         """Put a reply behind a conversation, which then is to be continued, or has no room left."""
         self._asked.pop(session.number, None)
         turns, tokens = session.completion, reply.tokens()

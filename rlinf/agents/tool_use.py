@@ -21,7 +21,7 @@ _CHARACTERS = 64
 """Of a reply that are looked at for each token that it may have."""
 
 
-class Reply:
+class ToolReplies:
     """What follows a turn that calls tools, once all of them have replied.
 
     Args:
@@ -93,10 +93,12 @@ class ToolUse:
         """What a turn calls; none: the answer is over."""
         return self._form.calls([int(token) for token in turn])
 
-    def reply(self, turn: Sequence[int] | np.ndarray, calls: Sequence[Call | ToolError]) -> Reply:
+    def reply(
+        self, turn: Sequence[int] | np.ndarray, calls: Sequence[Call | ToolError]
+    ) -> ToolReplies:
         """Call what a turn calls; the reply may take its time where several calls may."""
         around = self._form.around([int(token) for token in turn], len(calls))
-        return Reply(around, [self._begun(call) for call in calls], self._shown)
+        return ToolReplies(around, [self._begun(call) for call in calls], self._shown)
 
     def _begun(self, call: Call | ToolError) -> Future[str]:
         found: Future[str] = Future()

@@ -23,7 +23,7 @@ from rlinf.envs.base import (
     SimulatorEnv,
     instruction_bytes,
 )
-from rlinf.envs.gymnasium_pictures import Picture
+from rlinf.envs.gymnasium_pictures import PictureSpace
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.checks import EnvSideFault, checked_flag
 from rlinf.errors import ConfigError, told
@@ -63,10 +63,9 @@ class GymnasiumEnv(SimulatorEnv):
     """A ``gymnasium`` environment behind the adapter protocol.
 
     A picture becomes ``main_images``, several of a dictionary ``images.NAME``, see
-    :class:`Picture`; a ``Text`` the ``instruction``; all else is flattened to ``states`` (what is
-    discrete as one-hot).
-    Actions are ``Box``, ``Discrete``, ``MultiDiscrete`` or ``MultiBinary`` of any shape, flattened;
-    a ``Box`` of whole numbers is a choice for each.
+    :class:`PictureSpace`; a ``Text`` the ``instruction``; all else is flattened to ``states`` (what
+    is discrete as one-hot). Actions are ``Box``, ``Discrete``, ``MultiDiscrete`` or ``MultiBinary``
+    of any shape, flattened; a ``Box`` of whole numbers is a choice for each.
     """
 
     Options = GymnasiumOptions
@@ -102,7 +101,7 @@ class GymnasiumEnv(SimulatorEnv):
         pictures = {
             path: picture
             for path, space in leaves.items()
-            if (picture := Picture.of(f"the observation{_named(path)} of {options.id}", space))
+            if (picture := PictureSpace.of(f"the observation{_named(path)} of {options.id}", space))
         }
         others = (*pictures, *([] if self._instruction is None else [self._instruction]))
         vectors = {path: leaf for path, leaf in leaves.items() if path not in others}

@@ -24,7 +24,7 @@ _TURN_OR_FLATTEN = (
 
 
 @dataclass(frozen=True)
-class Picture:
+class PictureSpace:
     """How an environment shows a picture, or several that follow each other."""
 
     name: str
@@ -36,7 +36,7 @@ class Picture:
     turned: Callable[[np.ndarray], np.ndarray]
 
     @classmethod
-    def of(cls, name: str, space: gymnasium.Space[Any]) -> Picture | None:
+    def of(cls, name: str, space: gymnasium.Space[Any]) -> PictureSpace | None:
         """What bytes are as pictures; None where they are none, as a table of bytes is.
 
         With sides of at least 16 pixels, H and W, these are pictures, in colours or of grey, n of

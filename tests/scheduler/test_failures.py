@@ -558,6 +558,43 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
         connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(("deaths", "told"), [(1, "started"), (3, "Ray did not start: its raylet")])
+def test_a_raylet_that_ends_while_it_starts_is_started_again(deaths, told):
+    pytest.importorskip("ray")
+    program = f"""
+import psutil, threading, time
+from rlinf.errors import UserError
+from rlinf.scheduler import Cluster
+
+def end_raylets():
+    ended = set()
+    while len(ended) < {deaths}:
+        for child in psutil.Process().children():
+            if child.name() == "raylet" and child.pid not in ended:
+                child.kill()
+                ended.add(child.pid)
+        time.sleep(0.01)
+
+threading.Thread(target=end_raylets, daemon=True).start()
+try:
+    Cluster(num_nodes=1, cluster_cfg={{"runtime": "ray"}})
+    print("started")
+except UserError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        env={**os.environ, "RAY_ADDRESS": "local"},
+    )
+    assert done.stdout.startswith(told), done.stderr
+    again = done.stderr.count("Ray is started again: its raylet ended while it started")
+    assert again == min(deaths, 2)
+
+
 def test_network_interfaces_that_the_machine_does_not_have_are_told():
     from rlinf.scheduler.transport.rendezvous import loopback_interface, require_interfaces
 

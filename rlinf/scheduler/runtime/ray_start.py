@@ -23,7 +23,8 @@ from typing import Any
 
 import psutil
 import ray
-from ray._private import ray_constants, worker
+from ray._private import ray_constants, services, worker
+from ray._private.state import GlobalState
 from ray._private.utils import get_ray_address_file
 from ray.job_config import JobConfig
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -43,6 +44,9 @@ control_lost = threading.Event()
 _ANSWER_SECONDS = 2.0
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
+_STARTS = 3
+_REGISTERED_SECONDS = 120.0
+log = logging.getLogger(__name__)
 
 
 class _Job(JobConfig):  # type: ignore[misc]
@@ -99,6 +103,11 @@ def connect(config: ClusterConfig) -> None:
             "cluster.address names none. Run `ray start` on every machine, this one included, or "
             "set cluster.address (or RAY_ADDRESS). On one machine: num_nodes=1."
         )
+    _start_own(common)
+
+
+def _start_own(common: dict[str, Any]) -> None:
+    """Start a Ray of this program's own."""
     # Ray warns that it protects a new cluster by a token; that is as it should be.
     logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
     place = _private_directory() / "ray"
@@ -119,7 +128,7 @@ def connect(config: ClusterConfig) -> None:
         **common,
     )
     with on_loopback(), _explained("Ray did not start", busy), _keeping_signals():
-        _on_lasting_thread(start)
+        _on_lasting_thread(partial(_start_patiently, start, place))
     # For processes that this one starts, which a later `Cluster()` of theirs attaches to.
     os.environ[ADDRESS_VARIABLE] = ray.get_runtime_context().gcs_address
     # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
@@ -128,6 +137,62 @@ def connect(config: ClusterConfig) -> None:
         end = getattr(worker._global_node, name, None)
         if end is not None:
             end(check_alive=False)
+
+
+class _RayletEndedError(Exception):
+    """What schedules workers on this machine has ended before it was known to Ray."""
+
+
+def _start_patiently(start: Callable[[], object], place: Path) -> None:
+    """Start Ray, and again where its raylet ends at once: on a busy machine it gives up what it
+    waits for after a time that cannot be set."""
+    for number in range(1, _STARTS + 1):
+        try:
+            with _watching_raylet():
+                start()
+            return
+        except _RayletEndedError as error:
+            for child in _processes(place):
+                with suppress(psutil.Error):
+                    child.kill()
+            if number == _STARTS:
+                raise
+            log.warning("Ray is started again: %s", error)
+
+
+@contextmanager
+def _watching_raylet() -> Iterator[None]:
+    """Raise where a raylet ends that is waited for: Ray waits for it two minutes, in a call that
+    nothing interrupts."""
+    found = services.get_node
+
+    def get_node(address: str, node: str) -> Any:
+        state, end = GlobalState(), time.monotonic() + _REGISTERED_SECONDS
+        state._initialize_global_state(services._get_gcs_client_options(address))
+        while all(each["NodeID"] != node for each in state.node_table()):
+            running = [each for each in psutil.Process().children() if each.name() == "raylet"]
+            if all(each.status() == psutil.STATUS_ZOMBIE for each in running):
+                raise _RayletEndedError("its raylet ended while it started")
+            if time.monotonic() > end:
+                raise TimeoutError(f"its raylet did not start within {_REGISTERED_SECONDS:g} s")
+            time.sleep(0.05)
+        return found(address, node)
+
+    services.get_node = get_node
+    try:
+        yield
+    finally:
+        services.get_node = found
+
+
+def _processes(place: Path) -> list[psutil.Process]:
+    """Processes of a Ray that this one started with its files there."""
+    found = []
+    for child in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has ended
+            if any(str(place) in word for word in child.cmdline()):
+                found.append(child)
+    return found
 
 
 def _on_lasting_thread(start: Callable[[], object]) -> None:

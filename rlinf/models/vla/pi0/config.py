@@ -11,7 +11,7 @@ from rlinf.models.vla.config import FlowConfig
 
 
 class PIConfig(FlowConfig):
-    """What both have."""
+    """What π₀ and π₀.₅ have in common."""
 
     of_values = (*FlowConfig.of_values, "value_from")
 

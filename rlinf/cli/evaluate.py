@@ -1,9 +1,8 @@
-"""``rlinf eval RUN|CHECKPOINT``."""
+"""``rlinf eval RUN|CHECKPOINT|RECIPE``."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,11 +18,53 @@ from rlinf.serving.server_address import require_server
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
+    from rlinf.config.load import LoadedRecipe
+    from rlinf.flow.placed_config import PlacedConfig
+    from rlinf.monitor.run_directory import RunDirectory
+    from rlinf.runners.evaluation import Server
 
 
 _COUNTS = ("evaluation.episodes", "validation.prompts")
 _IN_SPECS = ("evaluation.seed", "evaluation.success", "evaluation.walk", "validation.correct",
              "validation.sampl", "validation.seed")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Options:
+    """What the command line says beside what is evaluated; ``token_given``: in its words."""
+
+    episodes: int | None
+    spec: Path | None
+    video: bool
+    compare: str | None
+    server: str | None
+    token: str | None
+    token_given: bool
+
+    def given(self) -> list[str]:
+        """Names of those that were given."""
+        values = {"--episodes": self.episodes, "--spec": self.spec, "--video": self.video,
+                  "--compare": self.compare, "--server": self.server,
+                  "--token": self.token_given}  # fmt: skip
+        return [name for name, value in values.items() if value]
+
+    def check(self, overrides: list[str]) -> None:
+        """Refuse what has no effect, what is said twice, and a server that cannot be asked."""
+        if self.token_given and self.server is None:
+            raise ConfigError(
+                "--token has no effect without --server; give the server, or leave it out"
+            )
+        _check_items(self.episodes, self.spec, overrides)
+        if self.server is not None:
+            require_serving("--server")
+            require_server(self.server)
+
+    @property
+    def through(self) -> Server | None:
+        """Who acts in place of the policy in this process."""
+        from rlinf.runners.evaluation import Server
+
+        return None if self.server is None else Server(self.server, self.token)
 
 
 def evaluate(
@@ -32,7 +73,8 @@ def evaluate(
         str,
         typer.Argument(
             metavar="RUN|CHECKPOINT|RECIPE",
-            help="A run directory, one of its checkpoints, or a recipe that evaluates.",
+            help="A run directory, one of its checkpoints, or a recipe: one that evaluates, or "
+            "the model that one begins with.",
         ),
     ],
     overrides: Overrides = None,
@@ -65,19 +107,11 @@ def evaluate(
     # The variable may be set for other commands; the option is meant for this one.
     source_of_token = context.get_parameter_source("token")
     written = source_of_token is not None and source_of_token.name == "COMMANDLINE"
+    options = _Options(episodes, spec, video, compare, server, token, written)
     if is_recipe(source):
-        options = {"--episodes": episodes, "--spec": spec, "--video": video, "--compare": compare,
-                   "--server": server, "--token": written}  # fmt: skip
         _evaluate_recipe(source, overrides or [], options, dry_run=dry_run)
         return
-    if written and server is None:
-        raise ConfigError(
-            "--token has no effect without --server; give the server, or leave it out"
-        )
-    _check_items(episodes, spec, overrides or [])
-    if server is not None:
-        require_serving("--server")
-        require_server(server)
+    options.check(overrides or [])
     path, other = _runs(source, compare, dry_run=dry_run)
     task = _task_of(source, path, other, overrides or [])
 
@@ -85,11 +119,10 @@ def evaluate(
     from rlinf.runners import evaluation
 
     check_writable(evaluation.run_of(path), "run directory")
-    through = None if server is None else evaluation.Server(server, token)
     with showing_warnings(), lasting("stdout"):
         evaluation.evaluate(
             task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
-            compare=other, server=through,
+            compare=other, server=options.through,
         )  # fmt: skip
 
 
@@ -134,35 +167,74 @@ def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) 
 
 
 def _evaluate_recipe(
-    source: str, overrides: list[str], options: Mapping[str, object], *, dry_run: bool
+    source: str, overrides: list[str], options: _Options, *, dry_run: bool
 ) -> None:
-    """Run a recipe that only evaluates, in a run directory of its own; ``options`` are for runs."""
+    """Run a recipe that only evaluates, or evaluate what one that trains begins with, in a run
+    directory of its own."""
     from rlinf.cli.tasks import read_config
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
 
-    for name, value in options.items():
-        if value:
-            raise ConfigError(f"{name} has no effect on a recipe; leave it out")
     task, loaded, config = read_config(source, overrides)
+    for name in options.given():
+        if not task.trains or name == "--compare":
+            raise ConfigError(f"{name} has no effect on a recipe; leave it out")
     if task.trains:
-        raise ConfigError(f"{source} is a recipe to train; use: rlinf train {shlex.quote(source)}")
+        options.check(overrides)
+        config = _beginning(source, task, config, served=options.server is not None)
     check_writable(config.runner.output_dir, "runner.output_dir")
     check(config, loaded)
     config = at_absolute_paths(config)
     if dry_run:
         print_dry_run(config)
         return
+    _in_directory(task, config, loaded, options)
 
+
+def _beginning(source: str, task: AnyTask, config: PlacedConfig, *, served: bool) -> PlacedConfig:
+    """The config of a recipe that trains, without what only training reads."""
+    from rlinf.runners.evaluation import require_beginning
+    from rlinf.runners.task import Task
+
+    if next(each for each in task.__mro__ if "evaluation" in vars(each)) is Task:
+        raise ConfigError(
+            f"{source} is not evaluated, nor are its runs; nearest: a benchmark, such as `rlinf "
+            "eval evaluation/math500 model.path=DIRECTORY benchmark.path=FILE`"
+        )
+    if not served:
+        require_beginning(config, source)
+    prepared: PlacedConfig = task.for_evaluation(config)
+    return prepared
+
+
+def _in_directory(
+    task: AnyTask, config: PlacedConfig, recipe: LoadedRecipe, options: _Options
+) -> None:
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory, logging_to
 
+    name = f"{recipe.short_name}_eval" if task.trains else recipe.short_name
     with (
-        RunDirectory.create(config.runner.output_dir, loaded.short_name) as directory,
+        RunDirectory.create(config.runner.output_dir, name) as directory,
         nothing_left_if_refused(directory),
     ):
         directory.write_config(to_yaml(config))
         reporting.log = directory.log
         with logging_to(directory.log), lasting("stdout"):
-            print_batches(config)
-            task(config, directory.path).evaluate_alone(directory)
+            if task.trains:
+                _evaluate_beginning(task, config, directory, options)
+            else:
+                print_batches(config)
+                task(config, directory.path).evaluate_alone(directory)
+
+
+def _evaluate_beginning(
+    task: AnyTask, config: PlacedConfig, directory: RunDirectory, options: _Options
+) -> None:
+    from rlinf.runners import evaluation
+
+    begun = evaluation.Beginning(config, str(evaluation.beginning(config)), directory.path)
+    evaluation.evaluate(
+        task, begun, items=options.episodes, spec=options.spec, video=options.video,
+        server=options.through,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""``rlinf serve policy RUN``."""
+"""``rlinf serve policy RUN|CHECKPOINT|RECIPE``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ import typer
 
 from rlinf.cli.failure import Debug
 from rlinf.cli.lasting_output import lasting
-from rlinf.cli.run_paths import find_run_or_checkpoint
+from rlinf.cli.run_paths import find_run_or_checkpoint, is_recipe
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED, Moved, end_signals
 from rlinf.errors import ConfigError, MissingPackageError
@@ -22,6 +23,7 @@ from rlinf.serving.server_address import require_listening
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
+    from rlinf.runners.embodied_evaluation import InitialPolicy
 
 TOKEN_VARIABLE = "RLINF_SERVE_TOKEN"
 _FOLLOW_SECONDS = 2.0
@@ -54,7 +56,11 @@ def _options() -> None:
 @app.command("policy")
 def policy(
     source: Annotated[
-        str, typer.Argument(metavar="RUN|CHECKPOINT", help="Whose policy acts, by its mode.")
+        str,
+        typer.Argument(
+            metavar="RUN|CHECKPOINT|RECIPE",
+            help="Whose policy acts, by its mode; of a recipe the one that it begins with.",
+        ),
     ],
     moved: Moved = None,
     *,
@@ -87,17 +93,18 @@ def policy(
     debug: Debug = False,
 ) -> None:
     """Serve a trained policy over WebSocket and HTTP, as clients of openpi expect it."""
-    from rlinf.cli.tasks import of_moved_model
-
     _check_token(token, no_token=no_token)
     keys = _renaming(key or [])
-    path = find_run_or_checkpoint(source)
+    recipe = is_recipe(source)
+    path = None if recipe else find_run_or_checkpoint(source)
     require_serving("rlinf serve policy")
     require_listening(host, port)
-    task, words = _acting_task(source, path), of_moved_model(moved)
-    _check_keys(path, keys)
-    if follow and path.parent.name == "checkpoints":
-        raise ConfigError("--follow: a checkpoint does not change; give the run instead")
+    acting = _of_recipe(source, moved) if path is None else _of_run(source, path, moved, keys)
+    if follow and (path is None or path.parent.name == "checkpoints"):
+        raise ConfigError(
+            f"--follow: {'what a recipe begins with' if recipe else 'a checkpoint'} does not "
+            "change; give the run instead"
+        )
 
     from rlinf.serving.server import ServerSettings
 
@@ -111,7 +118,7 @@ def policy(
         keys=keys,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    _serve((task, path, words), settings, block_size, device, made=token is None)
+    _serve(acting, settings, block_size, device, made=token is None)
 
 
 def _check_token(token: str | None, *, no_token: bool) -> None:
@@ -136,18 +143,51 @@ def _check_keys(path: Path, keys: dict[str, str]) -> None:
         check_keys(spec, keys)
 
 
-def _acting_task(source: str, path: Path) -> AnyTask:
-    from rlinf.cli.tasks import task_of_run
+def _of_run(
+    source: str, path: Path, moved: list[str] | None, keys: dict[str, str]
+) -> Callable[[], InitialPolicy]:
+    from rlinf.cli.tasks import of_moved_model, task_of_run
+
+    task, words = task_of_run(path), of_moved_model(moved)
+    _require_acting(source, task)
+    _check_keys(path, keys)
+
+    def build() -> InitialPolicy:
+        from rlinf.runners.embodied_evaluation import TrainedPolicy
+
+        return TrainedPolicy(task, path, words)
+
+    return build
+
+
+def _of_recipe(source: str, overrides: list[str] | None) -> Callable[[], InitialPolicy]:
+    from rlinf.cli.tasks import read_config
+    from rlinf.config.validate import check
+    from rlinf.runners.evaluation import require_beginning
+
+    task, loaded, config = read_config(source, overrides or [])
+    _require_acting(source, task)
+    config = task.for_evaluation(config)
+    path = require_beginning(config, source)
+    check(config, loaded)
+
+    def build() -> InitialPolicy:
+        from rlinf.runners.embodied_evaluation import InitialPolicy
+
+        return InitialPolicy(config, str(path), path.name)
+
+    return build
+
+
+def _require_acting(source: str, task: AnyTask) -> None:
     from rlinf.workers.config.acting import EvaluatedConfig
 
-    task = task_of_run(path)
     if not issubclass(task.config_class, EvaluatedConfig):
         raise ConfigError(f"{source} has no policy for actions; nearest: a run of a robot")
-    return task
 
 
 def _serve(
-    source: tuple[AnyTask, Path, list[str]],
+    source: Callable[[], InitialPolicy],
     settings: Any,
     block_size: int | None,
     device: str | None,
@@ -157,7 +197,6 @@ def _serve(
     import torch
 
     from rlinf.processes.allocator import keep_freed_memory
-    from rlinf.runners.embodied_evaluation import TrainedPolicy
     from rlinf.scheduler.accelerators import process_device
     from rlinf.serving.acting import ActingPolicy
     from rlinf.serving.server import PolicyServer
@@ -171,7 +210,7 @@ def _serve(
             f"--device = '{device}': {why}; nearest: {process_device()}, or leave it out"
         ) from error
     keep_freed_memory()
-    trained = TrainedPolicy(*source)
+    trained = source()
     spec = trained.env_spec()
     acting = ActingPolicy(
         trained.build(spec).to(place),
@@ -179,7 +218,7 @@ def _serve(
         block_size=block_size or trained.config.rollout.block_size,
     )
     server = PolicyServer(
-        acting, spec, name=trained.run_name, settings=settings, newest=trained.newer
+        acting, spec, name=trained.source_name, settings=settings, newest=trained.newer
     )
 
     def ready(address: str) -> None:

@@ -335,10 +335,43 @@ def _naming_other_training(run: Path, played: EnvSpec) -> Iterator[None]:
         raise
 
 
-# -- the policy that a run has trained ------------------------------------------------------------
+# -- the policy that a recipe begins with, or that a run has trained ------------------------------
 
 
-class TrainedPolicy:
+class InitialPolicy:
+    """The policy that a recipe begins with.
+
+    Args:
+        config: Of the recipe.
+        name: What it is called.
+        source: What others are told of where it comes from, which need not know its path.
+    """
+
+    step = 0
+
+    def __init__(self, config: EvaluatedConfig, name: str, source: str) -> None:
+        self.config, self.name, self.source_name = config, name, source
+
+    def build(self, spec: EnvSpec) -> Policy:
+        """The policy for envs of this spec, with its weights, on the CPU."""
+        return self.config.build_policy(spec).eval()
+
+    def env_spec(self) -> EnvSpec:
+        """What its simulator shows and takes."""
+        count = self.config.evaluation_shares.unit
+        chunk = self.config.model.num_action_chunks
+        with vector_env(
+            self.config.evaluated, num_envs=count, seed=0, purpose="eval", max_chunk=chunk
+        ) as env:
+            return env.env_spec
+
+    def newer(self, step: int) -> tuple[int, Mapping[str, Tensor]] | None:
+        """Step and weights of a policy that took the place of ``step``'s; None: there is none."""
+        del step
+        return None
+
+
+class TrainedPolicy(InitialPolicy):
     """The policy that a run has trained, or has trained so far.
 
     Args:
@@ -354,13 +387,11 @@ class TrainedPolicy:
         self._task, self._source = task, source
         config, checkpoint = load_run(task, source, overrides)
         assert isinstance(config, EvaluatedConfig)
-        self.config, self.step = config, checkpoint.step
+        self._run, self.step = checkpoint.path.parent.parent, checkpoint.step
+        super().__init__(config, f"{self._run.name} step {checkpoint.step}", self._run.name)
         workers = checkpoint.tree["workers"]
         with checkpoint.read_as_written():
             self._weights, self._base = acting_weights(workers, checkpoint.path)
-        self._run = checkpoint.path.parent.parent
-        self.run_name = self._run.name
-        self.name = f"{self.run_name} step {checkpoint.step}"
         self._looked_at: frozenset[tuple[str, int, int]] | None = None
         self._refusal = ""
 
@@ -368,7 +399,7 @@ class TrainedPolicy:
         """The policy for envs of this spec, with its weights, on the CPU."""
         from rlinf.models.policy_weights import load_travelling
 
-        policy = self.config.build_policy(spec).eval()
+        policy = super().build(spec)
         with _naming_other_training(self._run, spec):
             load_travelling(policy, self._weights, base=self._base)
         return policy
@@ -379,15 +410,7 @@ class TrainedPolicy:
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""
-        written = written_spec(self._run)
-        if written is not None:
-            return written
-        count = self.config.evaluation_shares.unit
-        chunk = self.config.model.num_action_chunks
-        with vector_env(
-            self.config.evaluated, num_envs=count, seed=0, purpose="eval", max_chunk=chunk
-        ) as env:
-            return env.env_spec
+        return written_spec(self._run) or super().env_spec()
 
     def newer(self, step: int) -> tuple[int, Mapping[str, Tensor]] | None:
         """Step and weights of the checkpoint that counts now, None where it is that of ``step``.

@@ -99,7 +99,42 @@ def _without_room() -> Iterator[None]:
         log.warning("The disk is full: %s is not written. Free some space.", error.filename)
 
 
-# -- runs that are there ------------------------------------------------------------------------
+# -- runs that are there, and what a recipe begins with -----------------------------------------
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """The model that a recipe begins with, to be evaluated as it is.
+
+    Args:
+        config: Of the recipe.
+        name: What the model is called.
+        directory: Where results are written.
+    """
+
+    config: PlacedConfig
+    name: str
+    directory: Path
+
+
+def beginning(config: PlacedConfig) -> Path | None:
+    """Directory or file of the model that a recipe begins with; None: random weights."""
+    model = getattr(config, "model", None)
+    if getattr(model, "architecture", None) is not None:  # of which the directory gets one
+        return None
+    found = getattr(model, "starting_weights", None) or getattr(model, "path", None)
+    return None if found is None else Path(found)
+
+
+def require_beginning(config: PlacedConfig, recipe: str) -> Path:
+    """The same; ConfigError where a recipe begins with random weights."""
+    found = beginning(config)
+    if found is None:
+        raise ConfigError(
+            f"{recipe} begins with random weights; nearest: model.path=DIRECTORY of a model, or "
+            f"the run of `rlinf train {recipe}`"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -153,7 +188,7 @@ class Server:
 
 def evaluate(
     task: type[Task[Any]],
-    source: Path,
+    source: Path | Beginning,
     *,
     overrides: Sequence[str] = (),
     items: int | None = None,
@@ -166,7 +201,7 @@ def evaluate(
 
     Args:
         task: Of the run.
-        source: A run directory, or one of its checkpoints.
+        source: A run directory, one of its checkpoints, or what a recipe begins with.
         overrides: ``key=value`` for the configuration of both runs; none decides what was trained.
         items: Held-out episodes or prompts; None: what the run's recipe says.
         spec: File with the exact list of them, instead.
@@ -192,7 +227,7 @@ def evaluate(
 
 def _evaluate_one(
     task: type[Task[Any]],
-    source: Path,
+    source: Path | Beginning,
     overrides: Sequence[str],
     *,
     items: int | None = None,
@@ -205,8 +240,7 @@ def _evaluate_one(
     """The result, and by which specification, which is to be that of the run ``beside`` it too."""
     from rlinf.runners.groups import Groups
 
-    run = run_of(source)
-    config = _configured(task, run, overrides)
+    run, config = _found(task, source, overrides)
     served = None if server is None else server.in_place(config)
     prepared = task(config if served is None else served.config, run)
     evaluator = prepared.evaluator
@@ -225,12 +259,15 @@ def _evaluate_one(
         other = task(_configured(task, run_of(beside), overrides), run_of(beside))
         assert other.evaluator is not None
         other.evaluator.check(spec)
-    checkpoint = good_checkpoint(task, source)
-    name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
+    if isinstance(source, Beginning):
+        checkpoint, name, step = None, source.name, 0
+    else:
+        checkpoint = good_checkpoint(task, source)
+        name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
     if served is not None:
         name, step = served.name, served.version
     with Groups(prepared, trains=task.evaluates is None, traces=run / "trace") as groups:
-        if served is None:
+        if served is None and checkpoint is not None:
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
@@ -248,6 +285,16 @@ def _evaluate_one(
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec
+
+
+def _found(
+    task: type[Task[Any]], source: Path | Beginning, overrides: Sequence[str]
+) -> tuple[Path, PlacedConfig]:
+    """The directory that results are written to, and by which configuration."""
+    if isinstance(source, Beginning):
+        return source.directory, source.config
+    run = run_of(source)
+    return run, _configured(task, run, overrides)
 
 
 def run_of(source: Path) -> Path:

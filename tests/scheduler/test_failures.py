@@ -588,6 +588,7 @@ except UserError as error:
         capture_output=True,
         text=True,
         timeout=600,
+        check=True,
         env={**os.environ, "RAY_ADDRESS": "local"},
     )
     assert done.stdout.startswith(told), done.stderr

@@ -23,6 +23,7 @@ from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.checkpoint.store import CheckpointStore
 from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
+from rlinf.data.episode_evaluation import EvaluationResult
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.embodied_evaluation import TrainedPolicy
 from rlinf.runners.evaluation import evaluate
@@ -95,6 +96,38 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     assert "--server = 'nonsense' is no address" in capsys.readouterr().err
     assert main(["serve", "policy", str(run), "--host", "192.0.2.1"]) == 2
     assert "cannot listen at 192.0.2.1" in capsys.readouterr().err
+
+
+def test_what_a_recipe_begins_with_is_evaluated_and_served(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, file = run / "config.yaml", run / "policy.safetensors"
+    begun = f"model.path={file}"
+    words = ["eval", str(recipe), begun, f"runner.output_dir={tmp_path}", "--episodes", "6"]
+    assert main([*words, "--dry-run"]) == 0
+    assert "nothing was started" in capsys.readouterr().out
+    assert not any(tmp_path.iterdir())
+    assert main(words) == 0
+    assert f"{file}: success rate" in capsys.readouterr().out
+    trained = evaluate(task_of_run(run), run, items=6)
+    (written,) = tmp_path.glob("config_eval/latest/evaluations/*.json")
+    assert EvaluationResult.load(written).outcomes == trained.outcomes
+    served = Served(recipe, begun, "--token", TOKEN)
+    row = {"states": np.array([0.5, -0.5, 1.0], np.float32)}
+    with ActionClient(served.url, TOKEN) as client:
+        assert client.metadata["policy"] == file.name  # its directory is nobody's business
+        answer = client.infer(row)
+    policy = TrainedPolicy(task_of_run(run), run)
+    seen = {name: torch.from_numpy(each)[None] for name, each in row.items()}
+    expected = policy.build(policy.env_spec()).sample(seen, None).actions[0]
+    np.testing.assert_allclose(answer["actions"], expected.numpy(), atol=1e-6)
+    served.stop(signal.SIGINT)
+    for given, told in (
+        ([], "begins with random weights; nearest: model.path=DIRECTORY"),
+        ([begun, "--follow"], "--follow: what a recipe begins with does not change"),
+    ):
+        assert main(["serve", "policy", str(recipe), *given]) == 2
+        assert told in capsys.readouterr().err
 
 
 def test_a_policy_of_another_environment_is_refused(run: Path, served: Served) -> None:

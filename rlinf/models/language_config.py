@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -184,6 +184,14 @@ class LanguageModelConfig(StrictModel):
     architecture: ArchitectureConfig | None = None
     """Create the model with random weights; null: load it."""
 
+    @property
+    def kv_heads(self) -> int | None:
+        """Heads of keys and values; None where the files do not say it by the usual name."""
+        if self.architecture is not None:
+            return self.architecture.kv_heads
+        heads = self._settings().get("num_key_value_heads")
+        return heads if type(heads) is int else None
+
     def check(self) -> None:
         """Look whether the packages and the files are there."""
         if find_spec("transformers") is None:
@@ -226,9 +234,7 @@ class LanguageModelConfig(StrictModel):
         """Refuse sizes of `config.json` that no model has, or that its weights cannot have: they
         would be built for hours, or not fit in memory."""
         assert self.path is not None
-        directory = self.path.expanduser()
-        content = read_settings(directory / "config.json", key="path")
-        found = content["text_config"] if isinstance(content.get("text_config"), dict) else content
+        directory, found = self.path.expanduser(), self._settings()
         sizes = {name: found[name] for name in _SIZES if type(found.get(name)) is int}
         for name, size in sizes.items():
             if size < 1:
@@ -245,6 +251,13 @@ class LanguageModelConfig(StrictModel):
                     f"small, {held} bytes; nearest: the config.json that came with them",
                     key="path",
                 )
+
+    def _settings(self) -> dict[str, Any]:
+        """What `config.json` says of the part that reads text."""
+        assert self.path is not None
+        content = read_settings(self.path.expanduser() / "config.json", key="path")
+        text = content.get("text_config")
+        return text if isinstance(text, dict) else content
 
     def _nearest(self) -> str:
         """A directory of a model where one is near, as `model` of a run."""

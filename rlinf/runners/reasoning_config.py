@@ -30,7 +30,7 @@ from rlinf.workers.config.answering import (
     calling_problems,
     equal_samples_problems,
 )
-from rlinf.workers.config.language import picture_problems, rollout_problems
+from rlinf.workers.config.language import Trainers, picture_problems, rollout_problems
 
 COMPONENTS = ("rollout", "reward", "actor")
 
@@ -168,6 +168,11 @@ class ReasoningConfig(AnsweringConfig):
         """What planning and profiling must know of the recipe."""
         return reasoning_traits(self)
 
+    @property
+    def trainers(self) -> Trainers:
+        """See :attr:`LanguageRunConfig.trainers`."""
+        return {"actor": self.actor, "critic": self.critic}
+
     # -- rules between sections -----------------------------------------------------------------
 
     def problems(self) -> Iterator[PydanticCustomError]:
@@ -217,7 +222,7 @@ class ReasoningConfig(AnsweringConfig):
                 hint=f"nearest: {near}",
             )
             return
-        problems = list(self.trainer_problems({"actor": self.actor, "critic": self.critic}))
+        problems = list(self.trainer_problems())
         yield from problems
         if problems:
             return
@@ -258,7 +263,7 @@ class ReasoningConfig(AnsweringConfig):
     def _picture_problems(self) -> Iterator[PydanticCustomError]:
         if not self.has_pictures:
             return
-        yield from picture_problems(self.model, {"actor": self.actor, "critic": self.critic})
+        yield from picture_problems(self.model, self.trainers)
         yield from rollout_problems(self.rollout)
         if self.data.long_prompts == "truncate":
             why = "a prompt that is cut could lose a part of a picture"

@@ -264,6 +264,17 @@ class SequenceConfig(TrainerConfig):
                 key="tensor_parallel_size",
             )
 
+    def check_heads(self, heads: int | None) -> None:
+        """Refuse a model whose heads of keys and values the ranks that share a layer do not
+        divide, by its key; None: not known here."""
+        if heads is not None and heads % self.tensor_parallel_size:
+            nearest = join_choices(nearest_divisors(heads, self.tensor_parallel_size))
+            raise ConfigError(
+                f"{self.tensor_parallel_size} does not divide the model's {heads} heads of keys "
+                f"and values; nearest: {nearest}",
+                key="tensor_parallel_size",
+            )
+
 
 class PolicyTrainerConfig(SequenceConfig):
     """How a language model is trained, as its weights or as an adapter."""

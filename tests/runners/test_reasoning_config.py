@@ -158,10 +158,21 @@ def test_one_key_of_an_optimizer_leaves_the_others_as_they_are_without_it(
         assert (optim.lr, optim.max_grad_norm, optim.eps) == expected
 
 
+TWO = (
+    "cluster={runtime: ray, cpu_devices_per_node: 2, "
+    "component_placement: {'rollout,reward,%s': 0-1}}"
+)
+
+
 @pytest.mark.parametrize(
     ("overrides", "key"),
     [
         (["model={path: /nowhere/model}", "warm_start=null"], "model.path"),
+        (["actor.tensor_parallel_size=2", TWO % "actor"], "the model's 1 heads"),
+        (
+            ["critic={tensor_parallel_size: 2}", "algorithm={type: ppo}", TWO % "actor,critic"],
+            "2 does not divide the model's 1 heads of keys and values; nearest: 1",
+        ),
         (
             ["reward.functions={a: {type: function, function: 'nomodule:f'}}",
              "validation.correct_by=a"],

@@ -66,6 +66,14 @@ def test_tensor_ranks_must_divide():
         config.check_ranks(3)
 
 
+def test_tensor_ranks_must_divide_the_heads():
+    config = FSDPTrainerConfig(tensor_parallel_size=4)
+    for heads in (4, 8, None):
+        config.check_heads(heads)
+    with pytest.raises(ConfigError, match=r"4 does not divide the model's 2 heads .*nearest: 2"):
+        config.check_heads(2)
+
+
 def test_bounds_follow_the_number_format():
     assert FSDPTrainerConfig().first_update_bounds == FirstUpdateBounds(1e-4, 0.01)
     half = FSDPTrainerConfig.model_validate({"precision": {"param": "bfloat16"}})

@@ -31,9 +31,19 @@ class LanguageRunConfig(PlacedConfig):
         """Whether prompts may have pictures."""
         return False
 
+    @property
+    def trainers(self) -> Trainers:
+        """Those of the run."""
+        return {}
+
     def check(self) -> None:
-        """Look at the files, also at what says how pictures are read."""
+        """Look at the files, also at what says how pictures are read, and whether ranks can share
+        the layers of the models."""
         super().check()
+        for name, trainer in self.trainers.items():
+            if trainer is not None:
+                with in_section(name):
+                    trainer.check_heads((getattr(trainer, "model", None) or self.model).kv_heads)
         path = self.model.path
         if self.has_pictures and path is not None and self.model.architecture is None:
             with in_section("model"):
@@ -41,9 +51,9 @@ class LanguageRunConfig(PlacedConfig):
 
     # -- rules between sections, for the validator of a task's config ----------------------------
 
-    def trainer_problems(self, trainers: Trainers) -> Iterator[PydanticCustomError]:
+    def trainer_problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the ranks of trainers."""
-        for name, trainer in trainers.items():
+        for name, trainer in self.trainers.items():
             if trainer is None:
                 continue
             ranks = self.world_size(name)

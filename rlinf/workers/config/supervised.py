@@ -39,7 +39,7 @@ from rlinf.trainers.config import (
 )
 from rlinf.weight_sync.config import AutoConfig
 from rlinf.workers.config.acting import EvaluatedConfig, ModelSection, dividing_ranks, rank_problems
-from rlinf.workers.config.language import LanguageRunConfig, picture_problems
+from rlinf.workers.config.language import LanguageRunConfig, Trainers, picture_problems
 
 
 class SupervisedRunnerConfig(RunnerConfig):
@@ -214,12 +214,17 @@ class FineTuningConfig(SupervisedRunConfig, LanguageRunConfig):
         size, batch = self.actor.ranks_per_replica, self.actor.global_batch_size
         return tuple(size * n for n in range(1, batch + 1) if batch % n == 0)
 
+    @property
+    def trainers(self) -> Trainers:
+        """See :attr:`LanguageRunConfig.trainers`."""
+        return {"actor": self.actor}
+
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from super().problems()
         if self.has_pictures:
-            yield from picture_problems(self.model, {"actor": self.actor})
-        yield from self.trainer_problems({"actor": self.actor})
+            yield from picture_problems(self.model, self.trainers)
+        yield from self.trainer_problems()
         yield from self.model_problems(generated=self.data.task is not None)
 
 

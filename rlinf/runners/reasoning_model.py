@@ -214,6 +214,7 @@ def warm_start(
         model=model,
         learning=learning,
         actor=actor.model_copy(update=teaching),
+        adapter=actor.lora,
     )
     print(f"warm start: {learning.steps} supervised steps", flush=True)
     begin = time.perf_counter()

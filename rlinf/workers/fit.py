@@ -12,6 +12,7 @@ from rlinf.algorithms.supervised import Supervised, check_objective, imitated, w
 from rlinf.data.pictures import copy_settings
 from rlinf.envs.spec import EnvSpec
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.models.adapters import peft_settings
 from rlinf.models.language import save_language_model
 from rlinf.models.policy import Policy, told_elsewhere
 from rlinf.trainers.language_trainers import policy_trainer
@@ -146,6 +147,14 @@ class WarmStartWorker(FineTuningWorker):
     """The one rank that teaches a model before the first step of a run."""
 
     section = "warm_start"
+
+    def _build_model(self) -> Any:
+        """See :meth:`LanguageWorker._build_model`; refuses an adapter that the model cannot have
+        before it is taught."""
+        model = super()._build_model()
+        if isinstance(self._config, WarmStartConfig) and self._config.adapter is not None:
+            peft_settings(model, self._config.adapter)
+        return model
 
     def _write(self, directory: Path) -> None:
         """In float32, whatever number format it was trained in."""

@@ -55,6 +55,17 @@ def test_a_loss_that_is_not_finite_names_the_rate_to_lower(
     assert not (tmp_path / "run" / "initial_model").exists()
 
 
+def test_an_adapter_that_the_model_cannot_have_is_refused_before_it_is_taught(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    assert main([*words, "actor.lora={target_modules: [q_prj]}"]) != 0
+    told = capsys.readouterr()
+    assert "the model has no linear layer q_prj; legal: down_proj" in " ".join(told.err.split())
+    assert "warm start took" not in told.out
+    assert not (tmp_path / "run" / "initial_model").exists()
+
+
 @pytest.mark.parametrize(
     ("body", "told"),
     [("None", "it returned None, a NoneType, not a number"), ("sample.answers", "AttributeError")],

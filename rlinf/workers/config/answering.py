@@ -17,7 +17,7 @@ from rlinf.data.prompts.config import ChatTemplateConfig
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
-from rlinf.models.language_config import LanguageModelConfig
+from rlinf.models.language_config import LanguageModelConfig, LoraConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.config import (
     REGISTRY,
@@ -112,6 +112,8 @@ class WarmStartConfig(LanguageRunConfig):
     model: LanguageModelConfig
     learning: SupervisedConfig
     actor: LanguageTrainerConfig
+    adapter: LoraConfig | None
+    """What the run trains of the model then, whose layers must be there."""
 
     @property
     def has_pictures(self) -> bool:

@@ -168,6 +168,24 @@ def test_a_long_turn_ends_the_answer(words: Any) -> None:
     assert found.truncated
 
 
+@pytest.mark.parametrize("steps", [9, 12])
+def test_a_long_turn_that_was_interrupted_ends_where_it_would_have(words: Any, steps: int) -> None:
+    def talk() -> Talk:
+        return Talk(words, "<calc>1+1</calc>" + "9" * 20, max_turn_tokens=8)
+
+    (whole,), first, second = talk().ended(), talk(), talk()
+    first.conversations.submit(first.requests()[0])
+    for _ in range(steps):
+        first.conversations.step()
+    (part,) = first.conversations.abort()
+    second.conversations.submit(replace(second.requests()[0], partial=part.completion))
+    ended: list[FinishedCompletion] = []
+    while not ended:
+        ended = second.conversations.step()
+    assert ended[0].completion.tokens.tolist() == whole.tokens.tolist()
+    assert ended[0].completion.truncated
+
+
 def test_long_replies_are_cut_off(words: Any) -> None:
     short = CALCULATOR.model_copy(update={"max_reply_tokens": 3})
     talk = Talk(words, "<calc>123*456</calc><answer>1</answer>", config=short)

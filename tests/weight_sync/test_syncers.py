@@ -195,6 +195,27 @@ def test_patches_are_written_into_the_receivers_own_tensors(pair):
     assert sent.kind == "patch"
 
 
+def test_a_patch_of_tied_weights_is_written_into_both_tensors_of_a_receiver(pair):
+    connect(pair, PatchConfig(in_place=True), targets={"a": torch.zeros(50), "b": torch.zeros(50)})
+    for version in range(2):
+        tied = torch.zeros(50)
+        tied[version] = 1
+        sent, _ = sync(pair, {"a": tied, "b": tied}, version)
+        assert pair[1].target_bits().wait() == [bits({"a": tied, "b": tied})] * 2
+    assert sent.kind == "patch"
+
+
+def test_tensors_that_a_patch_cannot_be_written_into_are_named(pair, runtime):
+    if runtime == "ray":
+        pytest.skip("arguments arrive contiguous")
+    connect(pair, PatchConfig(in_place=True), targets={"a": torch.zeros(2, 3).T})
+    receiving = pair[1].fail_to_receive()
+    pair[0].execute_on(0).send_weights({"a": torch.ones(3, 2)}, 0)
+    for _, text, version in receiving.wait():
+        assert "a is no contiguous CPU tensor of the receiver; set in_place to false" in text
+        assert version is None
+
+
 def test_a_receiver_with_another_base_gets_all_weights(pair):
     connect(pair, PatchConfig())
     weights = {"a": torch.randn(1000)}
@@ -224,6 +245,19 @@ def test_a_patch_for_other_weights_is_refused(pair):
     sent, received = sync(pair, {"a": torch.full((1000,), 2.0)}, 8)
     assert sent.kind == "bucket"
     assert received[1][1:] == (8, 8)
+
+
+def test_changes_that_were_found_and_not_sent_are_sent_with_the_next(pair):
+    connect(pair, PatchConfig())
+    weights = {"a": torch.zeros(1000)}
+    sync(pair, weights, 0)
+    weights = {"a": (torch.arange(1000) < 9).float()}
+    receiving = pair[1].fail_to_receive()
+    assert pair[0].execute_on(0).fail_to_send(weights, 1).wait() == ["no room"]
+    assert [version for _, _, version in receiving.wait()] == [0, 0]
+    sent, received = sync(pair, weights, 2)
+    assert sent.kind == "bucket"
+    assert received[0] == (bits(weights), 2, 2)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

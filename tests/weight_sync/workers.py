@@ -6,6 +6,7 @@ import os
 import signal
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -68,6 +69,15 @@ class Peer(Worker):
             for tensor in weights.values():
                 tensor.add_(1)
         return sent
+
+    def fail_to_send(self, weights: dict[str, torch.Tensor], version: int) -> str:
+        """What was raised where there was no room for the changes that were found."""
+        with patch("rlinf.weight_sync.patch.encode", side_effect=MemoryError("no room")):
+            try:
+                self._syncer.send(weights, version)
+            except MemoryError as error:
+                return str(error)
+        return "nothing"
 
     def receive_bits(self) -> tuple[Bits, int, Any]:
         receiver: WeightReceiver[Any] = self._syncer

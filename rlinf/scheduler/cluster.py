@@ -221,7 +221,7 @@ def deadline_seconds(config: ClusterConfig) -> float:
         minutes = float(text)
     except ValueError:
         minutes = 0.0
-    if minutes <= 0:
+    if not minutes > 0:  # nor is what is no number
         raise SchedulerUsageError(
             f"RLINF_TIMEOUT is the number of minutes that a wait may take, got {text!r}; for "
             "example RLINF_TIMEOUT=30"

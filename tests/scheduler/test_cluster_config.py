@@ -94,9 +94,10 @@ def test_the_deadline_is_the_configs_then_the_variables_then_half_an_hour(monkey
     monkeypatch.setenv("RLINF_TIMEOUT", "2.5")
     assert deadline_seconds(ClusterConfig()) == 150
     assert deadline_seconds(ClusterConfig(timeout_minutes=30.0)) == 30 * 60
-    monkeypatch.setenv("RLINF_TIMEOUT", "long")
-    with pytest.raises(UserError, match="got 'long'"):
-        deadline_seconds(ClusterConfig())
+    for text in ("long", "nan", "0"):
+        monkeypatch.setenv("RLINF_TIMEOUT", text)
+        with pytest.raises(UserError, match=f"got '{text}'"):
+            deadline_seconds(ClusterConfig())
 
 
 def test_all_documented_sections_are_read():

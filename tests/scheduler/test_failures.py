@@ -607,7 +607,7 @@ def test_network_interfaces_that_the_machine_does_not_have_are_told():
 
 def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
-    from rlinf.scheduler.runtime.ray_start import connect, rank_of
+    from rlinf.scheduler.runtime.ray_start import connect, rank_of, ranks_of
 
     monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray was started"))
     monkeypatch.setenv("RLINF_CODE_WORKING_DIR", str(tmp_path))
@@ -617,6 +617,10 @@ def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, mon
     for text in ("x", "-1", "1.0", "²"):
         with pytest.raises(UserError, match=r"NODE_RANK is '.*' on 10\.0\.0\.1, not the rank"):
             rank_of(text, "10.0.0.1")
+    assert ranks_of([("1", "10.0.0.1"), (None, "10.0.0.2"), ("0", "10.0.0.3")]) == [1, None, 0]
+    twice = [("1", "10.0.0.1"), (None, "10.0.0.2"), ("1", "10.0.0.3")]
+    with pytest.raises(UserError, match=r"is 1 on 10\.0\.0\.1 and on 10\.0\.0\.3; give each"):
+        ranks_of(twice)
 
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
@@ -423,11 +423,14 @@ def find_nodes(config: ClusterConfig, deadline_seconds: float, all_nodes: bool) 
         if node["NodeID"] != own_id
     }
     given = {own_id: _given_rank(), **{key: ray.get(answer) for key, answer in asked.items()}}
+    places = {node["NodeID"]: node["NodeManagerAddress"] for node in alive}
+    ranks = ranks_of([(given[key], place) for key, place in places.items()])
+    rank_by_id = dict(zip(places, ranks, strict=True))
 
     def order(node: dict[str, Any]) -> tuple[int, bool, str]:
         key = node["NodeID"]
-        rank = rank_of(given[key], node["NodeManagerAddress"])
-        return len(alive) if rank is None else rank, key != own_id, node["NodeManagerAddress"]
+        rank = rank_by_id[key]
+        return len(alive) if rank is None else rank, key != own_id, places[key]
 
     chosen = sorted(alive, key=order)
     infos = []
@@ -449,6 +452,21 @@ def _on_node(node_id: str, function: Callable[..., Any]) -> Any:
 
 def _given_rank() -> str | None:
     return os.environ.get("RLINF_NODE_RANK")
+
+
+def ranks_of(given: Sequence[tuple[str | None, str]]) -> list[int | None]:
+    """What each machine was given as ``RLINF_NODE_RANK``, from texts and addresses."""
+    found = [rank_of(text, address) for text, address in given]
+    holders: dict[int, str] = {}
+    for rank, (_, address) in zip(found, given, strict=True):
+        if rank is not None and rank in holders:
+            raise SchedulerUsageError(
+                f"RLINF_NODE_RANK is {rank} on {holders[rank]} and on {address}; give each machine "
+                "a rank of its own, set before `ray start`"
+            )
+        if rank is not None:
+            holders[rank] = address
+    return found
 
 
 def rank_of(text: str | None, address: str) -> int | None:

@@ -223,8 +223,18 @@ def test_spoilt_rows_are_not_trained_on() -> None:
 
 def test_idle_rows_have_no_weight_and_environments_equal_shares() -> None:
     trajectory = random_trajectory(auto_reset=False, terminations=flags(6, 4, [(2, 0)]))
-    batch, _ = PPOConfig().build(family="actions").prepare(trajectory)
+    batch, metrics = PPOConfig().build(family="actions").prepare(trajectory)
     assert batch.weights is not None
+    running = batch.weights > 0
+    assert metrics["rollout/rewards"] == pytest.approx(batch.rewards[running].mean().item())
+    advantages = batch.advantages[running]
+    assert metrics["rollout/advantages_mean"] == pytest.approx(advantages.mean().item(), abs=1e-6)
+    assert metrics["rollout/advantages_min"] == advantages.min().item()
+    assert batch.returns is not None
+    assert batch.values is not None
+    returns, values = batch.returns[running], batch.values[running]
+    explained = 1 - (returns - values).var().item() / returns.var().item()
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, rel=1e-4)
     by_env = batch.weights.view(6, 4)
     assert by_env[:, 0].tolist() == [2.0, 2.0, 2.0, 0.0, 0.0, 0.0]
     assert by_env.sum(0).tolist() == [6.0] * 4

@@ -48,8 +48,11 @@ def test_an_invalid_answer_changes_nothing_for_the_others(name: str) -> None:
     rewards[2], valid[2] = torch.nan, False
     prepared, metrics = algorithm.prepare(replace(batch, rewards=rewards, valid=valid))
     others = torch.tensor([0, 1, 3, 4, 5, 6, 7])
-    alone, _ = algorithm.prepare(batch.select(others))
+    alone, wanted = algorithm.prepare(batch.select(others))
     assert of_sequences(prepared.select(others)) == pytest.approx(of_sequences(alone))
+    for metric in ("rewards", *(f"advantages_{kind}" for kind in ("mean", "min", "max"))):
+        name = f"rollout/{metric}"
+        assert metrics[name] == pytest.approx(wanted[name], abs=1e-6)
     assert prepared.mask[2].sum() == 0
     assert prepared.mask.sum() == alone.mask.sum()
     assert metrics["rollout/trained_sequences"] == 7

@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from rlinf.flow.executor import Executor
+from rlinf.flow.executor import Executor, StepReport
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.plan import ComponentPlan, Plan
-from rlinf.flow.stage_worker import StageWorker
+from rlinf.flow.stage_worker import StageReport, StageWorker
 from rlinf.flow.stream import Emit
 from rlinf.scheduler import Cluster, NodePlacementStrategy
 
@@ -201,6 +201,11 @@ def test_leases_are_free_after_a_failure(cluster):
     threading.Thread(target=lambda: (ticket.acquire(), done.set())).start()
     assert done.wait(10)
     ticket.release()
+
+
+def test_a_stage_took_as_long_as_its_slowest_worker_was_at_work():
+    workers = [StageReport(None, *times, 0, 0, []) for times in ((5.0, 1.0), (9.0, 7.0))]
+    assert StepReport({"actor": workers}, []).seconds("actor") == 4.0
 
 
 def test_reports_say_what_a_stage_took(cluster):

@@ -134,7 +134,9 @@ def trainer_of(named, *, ranks=None, **config):
 
 
 def by_hand(named, given):
-    """The same with torch's optimizers, one loss after the other."""
+    """The same with torch's optimizers, one loss after the other; norms of the gradients, before
+    they are clipped."""
+    norms = {"policy": [], "critic": []}
     algorithm = ActorCritic()
     rates = {"critic": 1e-2, "policy": 1e-2, "temperature": 0.1}
     steps = {
@@ -147,9 +149,11 @@ def by_hand(named, given):
                 module.zero_grad()
             loss.of(named, batch, algorithm.normalizer(batch))[0].backward()
             if loss.name != "temperature":
-                torch.nn.utils.clip_grad_norm_(named[loss.name].parameters(), 1.0)
+                norm = torch.nn.utils.clip_grad_norm_(named[loss.name].parameters(), 1.0)
+                norms[loss.name].append(norm.item())
             steps[loss.name].step()
         algorithm.after_update(named)
+    return norms
 
 
 def weights(named):
@@ -163,8 +167,10 @@ def weights(named):
 @pytest.mark.parametrize("ranks", [None, Ranks()], ids=["tree", "running"])
 def test_each_loss_steps_its_own_modules_alone(ranks):
     expected, found = modules(), modules()
-    by_hand(expected, batches())
+    norms = by_hand(expected, batches())
     metrics = trainer_of(found, ranks=ranks).train(batches(), 0)
+    assert metrics["actor/grad_norm"] == pytest.approx(sum(norms["policy"]) / 3, rel=1e-4)
+    assert metrics["critic/grad_norm"] == pytest.approx(sum(norms["critic"]) / 3, rel=1e-4)
     for name, tensor in weights(expected).items():
         torch.testing.assert_close(weights(found)[name], tensor, rtol=1e-5, atol=1e-6)
     for prefix in ("actor", "critic", "temperature"):

@@ -38,7 +38,7 @@ class Cluster(NodeTable, ClusterMembers):
 
     Of ``num_nodes`` on the ``ray`` runtime, 0 takes all that are connected; ``cluster_cfg`` is the
     ``cluster`` section of a configuration; what each worker logs, and as a process prints, is also
-    written to ``worker_logs/<group>/rank_<rank>.log`` of ``distributed_log_dir``.
+    written to ``<group>/rank_<rank>.log`` in ``distributed_log_dir``.
 
     Raises:
         ValueError: ``num_nodes`` contradicts ``cluster_cfg``.

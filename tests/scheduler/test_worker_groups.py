@@ -476,7 +476,7 @@ def test_log_files_of_workers(launch, cluster, tmp_path, monkeypatch):
     monkeypatch.setattr(cluster, "distributed_log_dir", str(tmp_path))
     launched = launch(Basic, 2, "logging")
     launched.log_something().wait()
-    files = [tmp_path / f"worker_logs/logging/rank_{rank}.log" for rank in range(2)]
+    files = [tmp_path / f"logging/rank_{rank}.log" for rank in range(2)]
     for rank, file in enumerate(files):
         assert f"logging:{rank}" in logged(file, "something happened")
     launched._close()
@@ -492,7 +492,7 @@ def test_what_a_worker_prints_is_in_its_log_file(launch, cluster, runtime, tmp_p
         launch(Basic, 1, "printing").print_something().wait()
     # Without the ends of lines, behind which those of the other stream may come first.
     for told in ("printing:0 prints", "printing:0 warns", "0 lets print", "last words"):
-        logged(tmp_path / "worker_logs/printing/rank_0.log", told)
+        logged(tmp_path / "printing/rank_0.log", told)
 
 
 def test_one_cluster_per_process(cluster):

@@ -141,8 +141,7 @@ def copy_output(launch: Launch) -> None:
 
 def _log_file(launch: Launch) -> Path:
     """File of a worker that has one."""
-    root = Path(launch.log_directory or "")
-    directory = root / "worker_logs" / launch.info.address.root_group_name
+    directory = Path(launch.log_directory or "") / launch.info.address.root_group_name
     directory.mkdir(parents=True, exist_ok=True)
     return directory / f"rank_{launch.info.rank}.log"
 

@@ -337,13 +337,13 @@ class WorkerGroupFuncResult:
         *,
         reduction: Reduction | None = None,
     ) -> dict[str, float] | tuple[dict[str, float], list[dict[str, float]]]:
-        """Seconds of every tag that the workers timed, and of the call itself; clears the timers.
+        """Seconds of every tag that the workers timed; waits for the call and clears the timers.
 
         ``return_per_rank`` also gives the table of every rank.
         """
-        own, by = self._own_seconds(), reduction or reduction_type
-        timed = self._pop("pop_execution_times")
-        tables = [{self._method: mine, **table} for mine, table in zip(own, timed, strict=True)]
+        self.wait()
+        by = reduction or reduction_type
+        tables: list[dict[str, float]] = self._pop("pop_execution_times")
         tags = dict.fromkeys(tag for table in tables for tag in table)
         reduced = {
             tag: _reduce([table[tag] for table in tables if tag in table], by) for tag in tags

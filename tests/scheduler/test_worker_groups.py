@@ -352,10 +352,11 @@ def test_durations(shared):
     assert group.add().consume_duration("mean") >= 0.0
     assert len(failed._all()) == watched  # none failed for want of a timer
     durations, per_rank = group.work().consume_durations(return_per_rank=True)
-    assert {"work", "inner"} <= set(durations)
+    assert set(durations) == {"work", "inner"}
     assert durations["work"] >= durations["inner"] >= 0.01
     assert [row["inner"] >= 0.01 for row in per_rank] == [True, True, True]
     assert group.pop_execution_times().wait() == [{}, {}, {}]
+    assert group.add().consume_durations(return_per_rank=True) == ({}, [{}, {}, {}])  # no timer
     with pytest.raises(ValueError, match="no duration was recorded for tag 'nothing'"):
         group.pop_execution_time("nothing").wait()
 

@@ -38,6 +38,8 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 END_FILE = "end.json"
 _LOCK_FILE = ".lock"
+_WRITTEN_WHOLE = (CONFIG_FILE, END_FILE, "origin.json", "policy.safetensors", "initial_model")
+"""What a run writes under a hidden name first, ``.NAME.…``, and nobody else."""
 _logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
@@ -117,6 +119,7 @@ class RunDirectory:
         _check_writable(path)
         _check_kinds(path)
         run = cls(path)
+        _remove_unfinished(path)
         for directory in (run.checkpoints, run.evaluations):
             directory.mkdir(exist_ok=True)
         return run
@@ -262,6 +265,15 @@ def _unwritable(path: Path, error: OSError) -> UserError:
         f"The run directory {path} cannot be written ({error.strerror}). "
         "Give another one with --run-dir or runner.output_dir"
     )
+
+
+def _remove_unfinished(path: Path) -> None:
+    """Remove what a killed process had begun to write; to be called by who holds the lock."""
+    for left in [left for name in _WRITTEN_WHOLE for left in path.glob(f".{name}.*")]:
+        if left.is_dir():
+            shutil.rmtree(left, ignore_errors=True)
+        else:
+            left.unlink()
 
 
 def _lock(path: Path) -> int:

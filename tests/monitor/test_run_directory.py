@@ -123,6 +123,19 @@ def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):
         os.kill(orphan, signal.SIGKILL)
 
 
+def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path):
+    with a_run(tmp_path, path=tmp_path / "mine") as run:
+        (run.path / ".policy.safetensors.0d5fb72e").write_bytes(b"half of")
+        (run.path / ".initial_model.123" / "complete").mkdir(parents=True)
+        (run.path / ".notes.of.mine").write_text("kept")
+        with pytest.raises(UserError, match="another process"):
+            RunDirectory.open(run.path)
+        assert (run.path / ".initial_model.123").is_dir()  # it is still being written
+    RunDirectory.open(run.path).close()
+    hidden = sorted(entry.name for entry in run.path.glob(".*"))
+    assert hidden == [".lock", ".notes.of.mine"]
+
+
 def test_the_lock_is_given_up_at_the_end(tmp_path):
     run = a_run(tmp_path, path=tmp_path / "mine")
     with run, pytest.raises(UserError, match="another process"):

@@ -132,6 +132,8 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
     if own:
         what = " ".join(f"{type(origin).__name__}: {origin}".split())
         return f"the run failed{place}: {_line(what)}{own}\n{where}"
+    if isinstance(origin, OSError) and origin.filename:  # such as a disk that is read-only by now
+        return f"the run failed{place}: {origin.strerror}: {origin.filename}\n{where}"
     head = f"the run failed{place}; the trace ends in"
     return "\n".join([head, *map(_line, trace[-_TRACE_LINES:]), where])
 

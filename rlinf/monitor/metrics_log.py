@@ -181,6 +181,7 @@ class JsonlLogger(MetricLogger):
                 return
         except OSError as error:
             if not is_disk_full(error):
+                error.filename = str(self.path)  # which writing does not give
                 raise
         self._file.truncate(begin)
         self._file.seek(begin)

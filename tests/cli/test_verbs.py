@@ -145,6 +145,17 @@ def test_a_full_disk_is_no_trace_and_says_how_to_go_on(
     assert "free some space, and give the command again" in capsys.readouterr().err
 
 
+def test_a_file_that_can_no_longer_be_written_is_told_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", tmp_path / "run.log")
+    assert report(OSError(errno.EROFS, "Read-only file system", "metrics.jsonl")) == 1
+    told, where = capsys.readouterr().err.splitlines()
+    assert told == "failure: the run failed: Read-only file system: metrics.jsonl"
+    assert where == f"whole trace in {tmp_path / 'run.log'}"
+
+
 def test_of_a_long_message_the_screen_shows_the_beginning_and_the_end(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import sqlite3
 import subprocess
 import sys
@@ -18,8 +19,14 @@ from tensorboard.summary.writer import event_file_writer
 from tensorboard.summary.writer.event_file_writer import AtomicCounter
 
 from rlinf.errors import CheckpointError, ConfigError, MissingPackageError, RunFailure
-from rlinf.monitor.loggers.base import LOGGERS, REGISTRY, LoggerConfig, MetricLogger
-from rlinf.monitor.metrics_log import MetricsLog, read_metrics
+from rlinf.monitor.loggers.base import (
+    LOGGERS,
+    REGISTRY,
+    LoggerConfig,
+    LoggerContext,
+    MetricLogger,
+)
+from rlinf.monitor.metrics_log import JsonlLogger, MetricsLog, read_metrics
 
 FILE_ONLY = LoggerConfig(backends=())
 
@@ -153,6 +160,14 @@ def test_a_full_disk_costs_no_line_and_does_not_stop_the_run(tmp_path):
     assert [line["value"] for line in read_metrics(path)] == [step / 3 for step in range(1, 7)]
     ends = [sum(map(len, path.read_bytes().splitlines(keepends=True)[: i + 1])) for i in range(6)]
     assert ran.stdout == "".join(f"{i + 1} {end}\n" for i, end in enumerate(ends))
+
+
+def test_a_file_that_can_no_longer_be_written_is_named(tmp_path):
+    log = JsonlLogger(LoggerContext(tmp_path))
+    with log.path.open("rb") as read_only:
+        os.dup2(read_only.fileno(), log._file.fileno())
+    with pytest.raises(OSError, match=r"metrics\.jsonl"):
+        log.log(1, {"a": 1.0}, 0.0)
 
 
 class Flaky(MetricLogger):

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,3 +155,18 @@ def test_old_sessions_of_ray_are_removed(tmp_path):
     ray_start.remove_old_sessions(tmp_path)
     left = sorted(path.name[8:18] for path in tmp_path.glob("session_2*"))
     assert left == [*(f"2026-01-{number:02d}" for number in range(1, 11)), "2026-01-14"]
+
+
+def test_ray_starts_where_the_temporary_directory_has_a_long_path(tmp_path, monkeypatch):
+    ray_start = pytest.importorskip("rlinf.scheduler.runtime.ray_start")
+    long = tmp_path / "jobs-of-a-cluster" / "1234567"
+    long.mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    place = ray_start._private_directory()
+    assert place.parent == Path("/tmp")
+    session = "session_2026-11-29_02-16-21_600948_1234567"
+    assert len(f"{place}/ray/{session}/sockets/plasma_store") <= 107  # what Ray takes
+    assert not list(long.iterdir())
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        monkeypatch.setattr(tempfile, "tempdir", short)
+        assert ray_start._private_directory().parent == Path(short)

@@ -34,7 +34,7 @@ from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo
 from rlinf.scheduler.runtime.launch import program_paths
 from rlinf.scheduler.runtime.node_probe import probe_node
-from rlinf.scheduler.transport.cluster_files import socket_root
+from rlinf.scheduler.transport.cluster_files import LONGEST_SOCKET, socket_root
 
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
@@ -46,6 +46,9 @@ _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 _STARTS = 3
 _REGISTERED_SECONDS = 120.0
+_SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
+"""The longest path of Ray's in the directory that it gets, by its length; it refuses to start where
+that is too long for a socket."""
 log = logging.getLogger(__name__)
 
 
@@ -339,7 +342,8 @@ def _explained(what: str, help_text: str) -> Iterator[None]:
 
 def _private_directory() -> Path:
     """For Ray's logs and sockets: it lets every user of the machine into its own directory."""
-    place = socket_root() / f"rlinf-{os.getuid()}"
+    name = f"rlinf-{os.getuid()}"
+    place = socket_root(LONGEST_SOCKET - len(f"/{name}/{_SOCKET}")) / name
     with suppress(FileExistsError):
         place.mkdir(mode=0o700)
     found = place.lstat()

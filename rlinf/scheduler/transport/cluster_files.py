@@ -19,7 +19,9 @@ from pathlib import Path
 
 _PREFIX = "rlinf-"
 _REMOVE_SECONDS, _MOST_SECONDS_LEFT = 0.2, 60.0
-_LONGEST_SOCKET_DIRECTORY = 70  # the path of a Unix socket ends at about 107 characters
+LONGEST_SOCKET = 107
+"""Characters of the path of a Unix socket."""
+_LONGEST_SOCKET_DIRECTORY = 70
 
 
 def shared_memory_directory() -> Path:
@@ -28,10 +30,11 @@ def shared_memory_directory() -> Path:
     return directory if directory.is_dir() else Path(tempfile.gettempdir())
 
 
-def socket_root() -> Path:
-    """Where directories of Unix sockets can be: their paths must be short."""
+def socket_root(longest: int = _LONGEST_SOCKET_DIRECTORY) -> Path:
+    """Where directories of Unix sockets can be, whose paths must be short: the temporary directory,
+    or ``/tmp`` where that has more characters."""
     root = tempfile.gettempdir()
-    return Path(root) if len(root) <= _LONGEST_SOCKET_DIRECTORY else Path("/tmp")
+    return Path(root) if len(root) <= longest else Path("/tmp")
 
 
 class ClusterFiles:

@@ -596,6 +596,28 @@ except UserError as error:
     assert again == min(deaths, 2)
 
 
+def test_who_asks_for_the_end_while_ray_starts_asks_the_program(monkeypatch):
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.runtime.ray_start import connect
+
+    def asked_meanwhile(**settings):
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(number))  # as Ray does
+        signal.raise_signal(signal.SIGTERM)
+
+    told, ended = [], []
+    monkeypatch.setattr(ray, "init", asked_meanwhile)
+    monkeypatch.setattr(ray, "shutdown", lambda: ended.append("ray"))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    before = signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            connect(ClusterConfig(num_nodes=1, runtime="ray", address="local"))
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert told == [signal.SIGTERM]
+    assert ended == ["ray"]
+
+
 def test_network_interfaces_that_the_machine_does_not_have_are_told():
     from rlinf.scheduler.transport.rendezvous import loopback_interface, require_interfaces
 

@@ -306,18 +306,27 @@ def _keeping_signals() -> Iterator[None]:
     """Leave SIGTERM to the program where it has a handler, else end it: Ray puts handlers in its
     place, from Python and from C++, and the latter aborts what has not ended after three seconds.
     Ray's own processes, which are of the same group, outlive a terminal that hangs up, or the
-    program could commit nothing: they inherit that it is ignored."""
+    program could commit nothing: they inherit that it is ignored. A SIGTERM that Ray's handler took
+    meanwhile is given to the program's, and what was to be started is given up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    asked = False
     try:
         yield
+    except SystemExit as end:
+        if end.code != signal.SIGTERM:
+            raise
+        asked = True
     finally:
         signal.signal(signal.SIGHUP, signal.SIG_DFL if hangup is None else hangup)
         default = before is None or before == signal.SIG_DFL
         signal.signal(signal.SIGTERM, _exit_by_signal if default else before)
+    if asked:
+        signal.raise_signal(signal.SIGTERM)
+        raise KeyboardInterrupt
 
 
 def _exit_by_signal(number: int, frame: object) -> None:
@@ -333,9 +342,11 @@ def _explained(what: str, help_text: str) -> Iterator[None]:
     """Say what failed, and what helps, where Ray raises; it raises bare exceptions, too."""
     try:
         yield
-    except Exception as error:
+    except BaseException as error:
         with suppress(Exception):  # what had started ends
             ray.shutdown()
+        if not isinstance(error, Exception):
+            raise
         said = " ".join(str(error).split()) or type(error).__name__
         raise SchedulerUsageError(f"{what}: {said.rstrip('.')}; {help_text}") from error
 

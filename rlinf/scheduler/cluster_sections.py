@@ -67,6 +67,7 @@ class ProfilingConfig(StrictModel):
 class TracerConfig(StrictModel):
     """A timeline of workers in the Chrome trace format."""
 
+    only_with: ClassVar = {"output_file": "enable: true"}
     enable: bool = False
     """Whether to record."""
     output_file: str | None = None

@@ -63,6 +63,7 @@ IDLE = [
     ("quickstart", "actor.lr_sched.type=constant actor.lr_sched.final_fraction=0.1"),
     ("quickstart", "weight_sync.type=auto weight_sync.retry_after=3"),
     ("quickstart", "cluster.address=auto"),
+    ("quickstart", "cluster.tracer.enable=false cluster.tracer.output_file=mine.jsonl"),
     ("quickstart", "env.train.options.image_size=64"),
     ("quickstart", "logger.backends=[jsonl] logger.project=mine"),
     ("sft/window_open_pictures", "weight_sync.type=reference"),

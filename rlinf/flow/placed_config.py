@@ -289,9 +289,13 @@ class PlacedConfig(StrictModel):
         """What stands against the values of several sections together; the first is told."""
         for name in self.components:
             offload = getattr(getattr(self, name, None), "offload", None)
-            if isinstance(offload, StrictModel) and name not in self.offloading:
+            stays = self.plan.components[name].residency == "resident" and self.auto_plan is None
+            if isinstance(offload, StrictModel) and (stays or name not in self.offloading):
+                without = f"cluster.residency: {{{name}: offload}}"
+                if name not in self.offloading:
+                    without = "a task that offloads it"
                 keys, at = type(offload).model_fields, f"{name}.offload."
-                yield from unused(offload, keys, without="a task that offloads it", at=at)
+                yield from unused(offload, keys, without=without, at=at)
         syncer: Any = getattr(self, "weight_sync", None)
         if self.cluster.runtime == "local" and getattr(syncer, "type", "") == "auto":
             keys = type(syncer).model_fields

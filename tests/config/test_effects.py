@@ -74,6 +74,8 @@ IDLE = [
     ("vla/drawer_close_pi05_sft", "model.tokenizer=mine"),
     ("reasoning/arithmetic_grpo", "validation.sampling.greedy=true validation.sampling.top_p=0.9"),
     ("reasoning/arithmetic_grpo", "rollout.engine.block_size=8"),
+    ("reasoning/arithmetic_grpo", "actor.offload.optimizer=false"),
+    ("sft/arithmetic", "actor.offload.weights=false"),
     ("reasoning/arithmetic_grpo", "data.shuffle=false data.seed=3"),
     ("reasoning/math_1.5b_grpo", "validation.val_check_interval=4"),
     ("evaluation/aime24", "benchmark.seed=3"),

@@ -216,9 +216,6 @@ class EvaluatedConfig(PlacedConfig):
         if not self.needs_values:
             yield from unused(self.model, self.model.of_values, without=without, at="model.")
             yield from unused(self.actor.optim, ("value_lr",), without=without, at="actor.optim.")
-        if self.plan.components["actor"].residency == "resident":
-            kept, by = self.actor.offload, "cluster.residency: {actor: offload}"
-            yield from unused(kept, type(kept).model_fields, without=by, at="actor.offload.")
         idle = ["group_size", "use_fixed_reset_states", "reward_scale"]
         if not self.explores:
             for key, section in self.env.sections.items():

@@ -30,6 +30,10 @@ _TRACE_LINES = 6
 _MESSAGE_LINES = 20
 _FIRST_LINES = 4
 _LINE_CHARACTERS = 800
+_LESS = (
+    "Smaller batches or models, and fewer environments or answers at once, need less; of a recipe "
+    "to train `rlinf plan RECIPE --memory` looks for what fits."
+)
 
 
 @dataclass
@@ -119,6 +123,8 @@ def _full_disk(error: BaseException) -> str | None:
 
 
 def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
+    from rlinf.monitor.memory import tells_of_full_memory
+
     if reporting.debug:
         return "\n".join([f"the run failed{place}", *trace])
     where = f"whole trace in {reporting.log}" if reporting.log else "whole trace with --debug"
@@ -134,6 +140,8 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
         return f"the run failed{place}: {_line(what)}{own}\n{where}"
     if isinstance(origin, OSError) and origin.filename:  # such as a disk that is read-only by now
         return f"the run failed{place}: {origin.strerror}: {origin.filename}\n{where}"
+    if tells_of_full_memory(what := f"{type(origin).__name__}: {origin}".rstrip(": ")):
+        return "\n".join([f"memory is full{place}: {_line(' '.join(what.split()))}", _LESS, where])
     head = f"the run failed{place}; the trace ends in"
     return "\n".join([head, *map(_line, trace[-_TRACE_LINES:]), where])
 

@@ -21,7 +21,14 @@ import psutil
 from rlinf.processes.allocator import return_freed_memory
 
 _KIB = 1024
+_FULL = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+"""In what errors say: of Python and numpy, and of torch and its libraries."""
 _SAMPLE_SECONDS = 0.005
+
+
+def tells_of_full_memory(text: str) -> bool:
+    """Whether an error, or the end of its trace, says that a machine or a device has no room."""
+    return any(words in text for words in _FULL)
 
 
 @dataclass(frozen=True)

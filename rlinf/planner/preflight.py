@@ -30,14 +30,12 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.flow.planning_traits import Knob
 from rlinf.flow.stage_worker import WorkerPlace
-from rlinf.monitor.memory import ProcessMemory, TreeWatch
+from rlinf.monitor.memory import ProcessMemory, TreeWatch, tells_of_full_memory
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.cluster_shape import free_memory
 from rlinf.planner.planned import quiet
 
 _LOOK_SECONDS = 0.1
-_ACCELERATOR_IS_FULL = ("OutOfMemoryError", "out of memory")
-"""In the text of the errors by which torch and its libraries say so."""
 
 
 @dataclass(frozen=True)
@@ -335,12 +333,15 @@ def measure_worst_step(
     content: Any = answer[1] if answer else None
     if kind == "refused":
         raise content
-    if kind == "failed" and not any(words in content for words in _ACCELERATOR_IS_FULL):
+    if kind == "failed" and not tells_of_full_memory(content):
         raise RunFailure(f"the worst step of the recipe failed; the trace ends in\n{content}")
     if kind == "lost" and not too_much and child.exitcode != -signal.SIGKILL:
         raise RunFailure(f"the process of the worst step ended with status {child.exitcode}")
     places, devices = content if kind == "found" else ([], ())
-    why = {"lost": "the memory of the host was full", "failed": "that of a device was full"}
+    why = {
+        "lost": "the memory of the host was full",
+        "failed": "memory was full",
+    }
     return WorstStep(watch.processes, watch.together, child.pid, places, devices, why.get(kind))
 
 

@@ -181,6 +181,22 @@ def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
     assert "whole trace with --debug" in err
 
 
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB")],
+)  # fmt: skip
+def test_full_memory_is_told_with_what_needs_less(
+    error: Exception, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", None)
+    assert report(error) == 1
+    first, less, _ = capsys.readouterr().err.splitlines()
+    assert first.startswith(f"failure: memory is full: {type(error).__name__}")
+    assert "`rlinf plan RECIPE --memory`" in less
+
+
 @pytest.mark.parametrize("inside", [json.__file__, "pyarrow/table.pxi"])
 def test_an_exception_of_the_users_own_code_is_told_in_a_line_with_its_place(
     inside: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -179,7 +179,7 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runner", "why"), [(Greedy, "memory of the host"), (Full, "of a device was full")]
+    ("runner", "why"), [(Greedy, "memory of the host"), (Full, "memory was full")]
 )
 def test_a_step_that_runs_out_of_memory_does_not_fit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, runner: type[Greedy], why: str

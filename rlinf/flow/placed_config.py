@@ -309,13 +309,28 @@ class PlacedConfig(StrictModel):
                     "moves the memory of accelerators, and this run has none",
                     hint="leave it out; of a cluster elsewhere say cluster.accelerators_per_node",
                 )
+            elif syncer.of_accelerators:
+                sender, receivers = self._devices_of_sync()
+                device, count = Counter([sender, *receivers]).most_common(1)[0]
+                if count > 1:
+                    yield illegal(
+                        f"weight_sync.{syncer.of_accelerators}",
+                        "needs an own device for the first actor process and each of the rollout, "
+                        f"and {count} of these are on device {device}",
+                        hint="nearest: scheduler, or a placement on devices of their own",
+                    )
+
+    def _devices_of_sync(self) -> tuple[int, list[int]]:
+        """First devices of the actor process that sends weights, and of those that receive them."""
+        sender, receivers = (self.plan.components[name] for name in ("actor", "rollout"))
+        places = [receivers.of_process(rank)[0] for rank in range(receivers.processes)]
+        return sender.of_process(0)[0], places
 
     def _away_from_actor(self) -> int:
         """Rollout processes on other nodes than the first of the actor, which sends weights."""
         each = self.devices // self.cluster.num_nodes
-        sender, receivers = (self.plan.components[name] for name in ("actor", "rollout"))
-        nodes = [receivers.of_process(rank)[0] // each for rank in range(receivers.processes)]
-        return sum(node != sender.of_process(0)[0] // each for node in nodes)
+        sender, receivers = self._devices_of_sync()
+        return sum(device // each != sender // each for device in receivers)
 
     def _check_parts(self) -> None:
         """Refuse a class that does not say which parts its runs have."""

@@ -38,6 +38,20 @@ def test_global_ranks_are_accepted_beside_node_groups(tmp_path: Path, placement:
     assert len(config.plan.components["actor"].devices) == 1
 
 
+def test_nccl_between_workers_that_share_a_device_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    given = (ON_RAY, "cluster.accelerators_per_node=2", "weight_sync.type=bucket",
+             "weight_sync.transport=nccl")  # fmt: skip
+    config = support.small_config(tmp_path, *given, place("0", "1"))
+    assert config.weight_sync.of_accelerators == "transport"
+    with pytest.raises(ConfigError, match=r"transport.*2 of these are on device 1; nearest: sche"):
+        support.small_config(tmp_path, *given, place("1", "1"))
+
+
+def place(rollout: str, actor: str) -> str:
+    return f"cluster.component_placement={{env: '0', rollout: '{rollout}', actor: '{actor}'}}"
+
+
 @pytest.mark.parametrize("key", ["use_pre_process_policy", "use_wait_before_last_iter_policy"])
 def test_policies_that_nothing_reads_are_refused(tmp_path: Path, key: str) -> None:
     with pytest.raises(ConfigError, match=f"cluster.{key}.*measured times"):

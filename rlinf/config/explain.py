@@ -16,7 +16,7 @@ from rlinf.config.load import load_recipe, recipe_names
 from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.options import OptionsModel
-from rlinf.config.reasons import first_sentence, show
+from rlinf.config.reasons import as_shown, first_sentence, show
 from rlinf.config.schema import (
     broken_components,
     component_of,
@@ -140,7 +140,7 @@ def _explanation(
         kind=kind,
         default=str(extra.get("default_text", text)),  # given where the rest of the recipe decides
         legal=f"type: {', '.join(component.registry.names())}" if component else _legal(field),
-        description=field.description or "",
+        description=as_shown(field.description or ""),
         children=tuple(_children(sections, tagged=bool(component or options))),
         settings=tuple(_settings(key, owner, recipes)),
         broken=tuple(broken_components(field)),

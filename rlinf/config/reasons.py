@@ -85,9 +85,14 @@ def required(description: str | None) -> str:
     return "is required, but nothing sets it" + (f": {told}" if told else "")
 
 
+def as_shown(text: str) -> str:
+    """A docstring with one backtick, as all messages have it, where its markup has two."""
+    return text.replace("``", "`")
+
+
 def first_sentence(text: str) -> str:
     """Return the first sentence of a docstring or comment, in one line."""
-    paragraph = " ".join(text.strip().partition("\n\n")[0].split())
+    paragraph = " ".join(as_shown(text).strip().partition("\n\n")[0].split())
     # "et al. 2015" goes on.
     found = re.match(r".*?\.(?= \D)", paragraph)
     return found[0] if found else paragraph

@@ -10,6 +10,7 @@ from pydantic import Field
 from rlinf.config import explain as explain_module
 from rlinf.config.base import StrictModel
 from rlinf.config.explain import explain
+from rlinf.config.reasons import first_sentence
 from rlinf.errors import ConfigError
 from tests.config.sample import Recipe
 
@@ -32,6 +33,16 @@ def test_a_value() -> None:
     assert (found.kind, found.default) == ("list of whole number", "[64, 64]")
     (found,) = explain(Recipe, "seed")
     assert found.default == "required"
+
+
+def test_text_has_one_backtick_around_what_is_written_so() -> None:
+    class Marked(StrictModel):
+        file: str
+        """Ends in ``.jsonl``."""
+
+    (found,) = explain(Marked, "file")
+    assert found.description == "Ends in `.jsonl`."
+    assert first_sentence(Marked.model_fields["file"].description or "") == "Ends in `.jsonl`."
 
 
 def test_a_key_of_several_components_is_explained_for_each() -> None:

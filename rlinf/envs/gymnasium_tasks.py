@@ -200,6 +200,8 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
 class PushTOptions(TaskOptions):
     """Options of the ``pusht`` env type."""
 
+    task: str = "gym_pusht/PushT-v0"
+    """Task, of which the package registers this one alone."""
     images: bool = False
     """Show a picture [96, 96, 3] and where the disc is, as the set `lerobot/pusht` does; otherwise
     ``states`` [5] say where the T is, too."""

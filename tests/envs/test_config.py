@@ -27,7 +27,8 @@ def test_options_are_validated_with_defaults_filled_in():
     [
         ({"type": "metawold"}, "unknown env type `metawold`; did you mean `metaworld`"),
         ({"options": {}}, "options.task"),
-        ({"type": "pusht", "options": {}}, "registers it; for example gym_pusht/PushT-v0"),
+        ({"type": "xarm", "options": {}}, "registers it; for example gym_xarm/XarmLift-v0"),
+        ({"type": "pusht", "options": {"image": True}}, "did you mean `images`"),
         ({"options": {"task": "reach-v3", "imagess": True}}, "did you mean `images`"),
         ({"options": {"task": "reach-v3", "images": "yes"}}, "options.images"),
         ({"options": {"task": 3}}, "options.task"),

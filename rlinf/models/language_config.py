@@ -197,6 +197,17 @@ class LanguageModelConfig(StrictModel):
         if find_spec("transformers") is None:
             raise MissingPackageError("transformers", "language", "a language model")
         super().check()
+        self._check_files()
+        if self.freeze_vision and not self._reads_pictures():
+            raise ConfigError("the model reads text only; nearest: false", key="freeze_vision")
+
+    def _reads_pictures(self) -> bool:
+        if self.architecture is not None:
+            return self.architecture.vision is not None
+        assert self.path is not None
+        return "vision_config" in read_settings(self.path.expanduser() / "config.json", key="path")
+
+    def _check_files(self) -> None:
         if self.path is None:
             return
         if not self.path.expanduser().is_dir():

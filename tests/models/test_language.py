@@ -73,6 +73,14 @@ def _logits(model: torch.nn.Module) -> torch.Tensor:
     return logits
 
 
+def test_vision_that_a_model_does_not_have_cannot_be_frozen(saved: Path) -> None:
+    for config in (LanguageModelConfig(path=saved, freeze_vision=True),
+                   LanguageModelConfig(architecture=SMALL, freeze_vision=True)):  # fmt: skip
+        with pytest.raises(ConfigError, match=r"^freeze_vision: the model reads text only; nea"):
+            config.check()
+    LanguageModelConfig(path=saved).check()
+
+
 @pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_seed_determines_the_weights(kind: str, tied: bool, tokenizer_path: Path) -> None:

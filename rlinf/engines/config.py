@@ -78,9 +78,9 @@ class EngineProcessConfig(StrictModel):
 
     max_restarts: int = Field(default=3, ge=0)
     """Times that it is replaced before the run stops."""
-    step_deadline: float = Field(default=300.0, gt=0)
+    step_deadline: float = Field(default=300.0, gt=0, le=1e9)
     """Seconds that a step, or taking new weights, may last."""
-    start_deadline: float = Field(default=600.0, gt=0)
+    start_deadline: float = Field(default=600.0, gt=0, le=1e9)
     """Seconds that building the engine may last."""
 
 

@@ -71,10 +71,10 @@ class EnvConfig(StrictModel):
     processes: int | None = Field(default=None, gt=0)
     """Env processes per worker; by default one per core that the worker may use."""
 
-    step_deadline: float = Field(default=60.0, gt=0)
+    step_deadline: float = Field(default=60.0, gt=0, le=1e9)
     """Seconds that one primitive step or one reset may take before the env counts as hanging."""
 
-    start_deadline: float = Field(default=300.0, gt=0)
+    start_deadline: float = Field(default=300.0, gt=0, le=1e9)
     """Seconds that building the envs of one process may take."""
 
     max_fault_rate: float = Field(default=0.1, ge=0, le=1)

@@ -32,10 +32,10 @@ class RewardConfig(StrictModel):
     """The functions by a name of your choice, under which each value is logged."""
     processes: int = Field(default=2, ge=1, le=1024)
     """Processes that score."""
-    deadline: float = Field(default=60.0, gt=0)
+    deadline: float = Field(default=60.0, gt=0, le=1e9)
     """Seconds that scoring one sample, or comparing those of a group, may take; then the process
     is replaced, and the sample or the group is invalid."""
-    start_deadline: float = Field(default=120.0, gt=0)
+    start_deadline: float = Field(default=120.0, gt=0, le=1e9)
     """Seconds that a process may take until it is ready."""
     memory_mib: int | None = Field(default=4096, ge=256)
     """Address space of each process, in MiB; null: unbounded."""

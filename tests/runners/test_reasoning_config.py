@@ -115,6 +115,11 @@ REFUSED = [
         "the name of one, such as answer",
     ),
     (["validation.correct_by=anwser"], "validation.correct_by", "there are answer"),
+    # Python's clocks and lists end somewhere.
+    (["cluster.timeout_minutes=1e30"], "cluster.timeout_minutes", "nearest: 10000000.0"),
+    (["reward.deadline=1e30"], "reward.deadline", "must be <= 1000000000.0"),
+    (["rollout.engine.process.step_deadline=1e30"], "step_deadline", "must be <= 1000000000.0"),
+    (["rollout.partial.oversample=1e30"], "rollout.partial.oversample", "must be <= 1000.0"),
     (
         ["algorithm={type: ppo}", "critic={model: {path: x, lora: {rank: 4}}}"],
         "critic.model.lora",

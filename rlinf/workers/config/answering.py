@@ -38,7 +38,7 @@ class PartialRolloutConfig(StrictModel):
 
     only_with: ClassVar = {"too_old": "max_token_staleness"}
 
-    oversample: float = Field(default=1.25, gt=1)
+    oversample: float = Field(default=1.25, gt=1, le=1000)
     """Groups that are generated at the same time, over the positions of a step."""
     schedule: Literal["fifo", "longest_first", "history"] = "fifo"
     """Which interrupted groups go on first: those that were drawn first, those with most tokens,

@@ -228,8 +228,8 @@ def remove(name: str) -> None:
         ConfigError: There is none.
     """
     directory = home() / name
-    if not directory.exists():
-        made = sorted(path.name for path in home().glob("*") if path.is_dir())
+    made = sorted(path.name for path in home().glob("*") if path.is_dir())
+    if name not in made:  # a path, or no word, would name something else that is there
         raise ConfigError(
             f"no environment of `{name}` in {home()}; there: {', '.join(made) or '-'}"
         )

@@ -131,6 +131,20 @@ def test_an_environment_is_made_used_and_removed(home: Path) -> None:
         installation.remove(NAME)
 
 
+@pytest.mark.parametrize("given", ["", ".", "..", "../mine", "DIRECTORY"])
+def test_what_is_no_environment_is_never_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    mine, made = tmp_path / "mine", tmp_path / "envs" / "pusht"
+    mine.mkdir()
+    made.mkdir(parents=True)
+    monkeypatch.setenv("RLINF_ENVS", str(made.parent))
+    with pytest.raises(ConfigError, match=r"no environment of .*; there: pusht"):
+        installation.remove(str(mine) if given == "DIRECTORY" else given)
+    assert mine.is_dir()
+    assert made.is_dir()
+
+
 @pytest.mark.usefixtures("packages")
 def test_a_source_is_told_to_the_processes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

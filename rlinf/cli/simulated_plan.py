@@ -40,7 +40,7 @@ def asked_for(
     from rlinf.planner.simulation.simulate import SIMULATED_STEPS, lengths_of
 
     if timeline is not None:
-        check_file_writable(timeline, "--timeline", "timeline.json")
+        check_file_writable(timeline, "--timeline", "timeline.json", b'{"ph"')
     try:
         wanted = None if lengths is None else parse_lengths(lengths)
         used = lengths_of(config.planning, wanted)

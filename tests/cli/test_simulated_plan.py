@@ -132,7 +132,9 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
     config, shape = reasoning_support.small_config(tmp_path), parse_cluster_shape(CLUSTER)
     words = ["plan", str(tmp_path / "small.yaml"), "--profile", str(tmp_path / "profile.json")]
     timeline = tmp_path / "timeline.json"
-    timeline.write_text("an older file\n")
+    timeline.write_text('[\n{"ph": "M"},\n')  # an older one is replaced, and no recipe
+    assert main([*words, "--cluster", CLUSTER, "--timeline", words[1]]) == 2
+    assert "exists and is something else; give a new file" in capsys.readouterr().err
     assert main([*words, "--cluster", CLUSTER, "--timeline", str(timeline)]) == 0
     printed = capsys.readouterr().out
     assert "SIMULATED with answers of lognormal:6:0.8:12:0.5 (limit of the recipe" in printed

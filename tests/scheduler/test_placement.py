@@ -6,11 +6,13 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.scheduler.accelerators import AcceleratorType
+from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.placement import (
     FlexiblePlacementStrategy,
     NodePlacementStrategy,
     PackedPlacementStrategy,
 )
+from rlinf.scheduler.runtime.launch import worker_environment
 from tests.scheduler.nodes import cluster, node, table
 
 
@@ -230,3 +232,26 @@ def test_a_mistake_is_a_user_error_and_the_promised_builtin(call, builtin, messa
     with pytest.raises(builtin, match=message) as caught:
         call()
     assert isinstance(caught.value, UserError)
+
+
+def test_interfaces_that_are_named_are_those_of_both_libraries(monkeypatch):
+    monkeypatch.setenv("RLINF_COMM_NET_DEVICES", "ib0")
+    (placement,) = PackedPlacementStrategy(0, 0).get_placement(cluster([1, 1]))
+    info = WorkerInfo(
+        address=WorkerAddress("actor", [0]),
+        rank=0,
+        group_world_size=1,
+        cluster_node_rank=0,
+        accelerator_type=placement.accelerator_type,
+        accelerator_model="",
+        accelerator_rank=0,
+        node_ip="10.0.0.1",
+        node_port=0,
+        available_accelerators=[0],
+        hardware_infos=[],
+    )
+    found = worker_environment(
+        placement, info, master=("10.0.0.1", 1), namespace="test", one_machine=False
+    )
+    assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "ib0"
+    assert found["CUDA_VISIBLE_DEVICES"] == "0"

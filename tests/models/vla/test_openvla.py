@@ -101,6 +101,18 @@ def test_training_keeps_the_temperature_of_the_draw(policy):
     assert sample.forward_inputs["top_k"].tolist() == [40] * 3
 
 
+def test_a_token_that_has_left_the_top_k_since_its_draw_still_counts(policy):
+    seen = _seen()
+    with torch.no_grad():
+        sample = policy.sample(seen, _noise())
+        # As if training had since made all of them the least likely: other tokens were drawn.
+        tokens = 255 - sample.forward_inputs["action_tokens"]
+        given = {**sample.forward_inputs, "action_tokens": tokens}
+        found = policy.evaluate_actions({**seen, **given})
+    assert bool(found.log_probs.isfinite().all())
+    assert bool(found.entropy.isfinite().all())
+
+
 def test_a_row_does_not_depend_on_the_others(policy):
     seen, noise = _seen(4), _noise(4)
     with torch.no_grad():

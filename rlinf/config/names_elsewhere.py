@@ -16,7 +16,7 @@ _NAMES = {
     "optimizer_grad_clip_norm",
     "actor.lr_sched": "lr_scheduler lr_scheduler_type scheduler lr_schedule anneal_lr",
     "actor.lr_sched.warmup_steps": "lr_warmup_steps scheduler_warmup_steps num_warmup_steps",
-    "actor.n_minibatches": "ppo_mini_batch_size num_minibatches",
+    "actor.n_minibatches": "ppo_mini_batch_size num_minibatches global_batch_size",
     "actor.global_batch_size": "batch_size ppo_mini_batch_size mini_batch_size minibatch_size "
     "num_minibatches",
     "actor.micro_batch_size": "per_device_train_batch_size ppo_micro_batch_size "

@@ -21,6 +21,7 @@ def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
         section = key.rpartition(".")[0]
         assert not {f"{section}.{name}".lstrip(".") for name in names.split()} & keys - {
             "algorithm.beta",  # of another algorithm
+            "actor.global_batch_size",  # of another task
         }
 
 
@@ -37,6 +38,7 @@ def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
         ("vla/drawer_close_pi05_ppo", "model.num_steps=8", "here that is `model.denoising_steps`"),
         ("quickstart", "trainer.save_freq=5", "here that is `checkpoint.interval`"),
         ("quickstart", "trainer={}", "here that is `runner`"),
+        ("reasoning/arithmetic_grpo", "actor.global_batch_size=64", "is `actor.n_minibatches`"),
         ("reasoning/arithmetic_grpo", "actor_rollout_ref.rollout.n=8", "is `rollout.group_size`"),
         ("reasoning/arithmetic_grpo", "rollout.name=vllm", "here that is `rollout.engine.type`"),
         ("reasoning/arithmetic_grpo", "actor_rollout_ref.rollout.name=vllm",

@@ -57,6 +57,10 @@ class SchedulerUsageError(UserError, RuntimeError):
     """A call that is not possible in this place, such as a Worker built without a launch."""
 
 
+class LocalChannelError(UserError, AssertionError):
+    """Something that a channel of one process alone does not do."""
+
+
 class SchedulerValueError(UserError, ValueError):
     """An argument of a scheduler call that is not legal."""
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -276,6 +277,15 @@ def test_local_channel_stays_in_its_process(cluster):
     queue = Channel.create("stays", local=True)
     with pytest.raises(RuntimeError, match="local=True"):
         pickle.dumps(queue)
+
+
+def test_a_local_channel_has_no_handles(cluster):
+    queue = Channel.create("at once", local=True)
+    for call in (partial(queue.put, 1), queue.get, queue.get_batch):
+        with pytest.raises(AssertionError, match="leave it out") as raised:
+            call(async_op=True)
+        assert isinstance(raised.value, UserError)
+    assert queue.empty()
 
 
 def test_without_a_cluster_no_channel_is_created(monkeypatch):

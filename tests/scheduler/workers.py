@@ -418,8 +418,7 @@ class Queuer(Member):
         channel = Channel.create("private", maxsize=2, local=True)
         item = object()
         channel.put(item)
-        work = channel.get(async_op=True)
-        same = work.wait() is item
+        same = channel.get() is item
         channel.put(1, weight=1)
         channel.put(2, weight=2)
         return [same, channel.full(), channel.get_batch(3), channel.is_local]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import (
+    LocalChannelError,
     SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
@@ -84,7 +85,8 @@ class Channel:
             maxsize: Most items per key; 0 for any number.
             distributed: Keep a key on the node of the worker that uses it first.
             node_rank: Node that hosts the channel.
-            local: Only for this process, without a name that others can connect to.
+            local: Only for this process, without a name that others can connect to; it takes no
+                ``async_op``.
             disable_distributed_log: Accepted for programs that pass it; channels write no log.
             host: Worker that hosts the channel: an item that it takes travels once, not twice.
 
@@ -167,7 +169,9 @@ class Channel:
             WaitTimeout: The queue stayed full for the deadline.
             SchedulerTypeError: The key is not hashable; so from every method with a key.
             SchedulerValueError: The weight is none.
+            LocalChannelError: ``async_op`` of a local channel; so from every method that has it.
         """
+        self._check_async(async_op)
         weight = _weight(weight)
         ticket, what = _ticket(), f"room in channel '{self.name}'"
         with Tracer.trace_span(f"put {self.name}", cat="channel"):
@@ -355,6 +359,7 @@ class Channel:
 
     def _take(self, key: Hashable, target: int | None, async_op: bool) -> Any:
         """One item for no target weight, else a batch."""
+        self._check_async(async_op)
         what = "an item" if target is None else f"items of weight {target}"
         what = f"{what} of channel '{self.name}', key {key!r}"
         finish, ticket = self._first if target is None else self._all, _ticket()
@@ -363,6 +368,13 @@ class Channel:
             return AsyncWork(future, what, finish, partial(self._withdraw, key, ticket))
         with Tracer.trace_span(f"get {self.name}", cat="channel"):
             return finish(self._wait(future, what, key, ticket))
+
+    def _check_async(self, async_op: bool) -> None:
+        if async_op and self.is_local:
+            raise LocalChannelError(
+                f"channel '{self.name}' was created with local=True, so it takes no async_op: "
+                "leave it out, or create the channel without local"
+            )
 
     def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Ticket) -> Reply:
         process = require_process()

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import signal
 import sys
 
 
@@ -16,6 +17,9 @@ def main() -> int:
     except KeyboardInterrupt:  # while libraries are imported, which takes half a second
         return 130
     code = run()
+    if callable(signal.getsignal(signal.SIGINT)):
+        # Libraries clean up from here on: a further Ctrl-C ends that, without a trace of theirs.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     started = sys.modules.get("rlinf.scheduler.runtime.ray_start")
     if started is not None:
         started.leave(code)

@@ -110,6 +110,18 @@ def test_streams_that_are_closed_are_not_those_of_a_run(tmp_path: Path) -> None:
     assert int((tmp_path / "file").read_text()) > 2
 
 
+def test_an_interrupt_while_libraries_clean_up_shows_no_trace() -> None:
+    program = (
+        "import atexit, os, signal, sys; sys.argv = ['rlinf', '--version'];"
+        "atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT));"
+        "signal.signal(signal.SIGINT, signal.default_int_handler);"
+        "from rlinf.__main__ import main; raise SystemExit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True)
+    assert done.returncode == -signal.SIGINT
+    assert not done.stderr
+
+
 PROGRAM = """
 import os, signal, subprocess, sys, time
 from rlinf.cli.train import stop_on_interrupt

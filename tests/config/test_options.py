@@ -35,7 +35,7 @@ def test_descriptions_come_from_docstrings_below_the_fields_or_from_args() -> No
     }
     described = field_descriptions(MetaWorldOptions)
     assert list(described) == [field.name for field in dataclasses.fields(MetaWorldOptions)]
-    assert described["task"] == "Task of MT50, for example ``reach-v3``."
+    assert described["task"] == "Task of MT50, for example `reach-v3`."
 
 
 def test_an_option_is_explained_with_type_default_and_description() -> None:
@@ -43,7 +43,7 @@ def test_an_option_is_explained_with_type_default_and_description() -> None:
     assert {"metaworld", "maniskill", "robosuite"} <= found.keys()
     task = found["metaworld"]
     assert (task.owner, task.kind, task.default) == ("metaworld", "text", "required")
-    assert task.description == "Task of MT50, for example ``reach-v3``."
+    assert task.description == "Task of MT50, for example `reach-v3`."
     assert ("quickstart", "'window-open-v3'") in task.settings
     sizes = {each.owner: each for each in explain(EmbodiedConfig, "options.image_size")}
     size = sizes["metaworld"]
@@ -58,5 +58,5 @@ def test_the_options_of_every_adapter_are_listed() -> None:
     (options,) = explain(EmbodiedConfig, "env.train.options")
     assert options.kind == "options of one env type"
     children = dict(options.children)
-    assert children["task (metaworld)"] == "Task of MT50, for example ``reach-v3``."
+    assert children["task (metaworld)"] == "Task of MT50, for example `reach-v3`."
     assert "kwargs (gymnasium)" in children

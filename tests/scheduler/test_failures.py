@@ -629,7 +629,8 @@ def test_network_interfaces_that_the_machine_does_not_have_are_told():
 
 def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, monkeypatch):
     ray = pytest.importorskip("ray")
-    from rlinf.scheduler.runtime.ray_start import connect, rank_of, ranks_of
+    from rlinf.scheduler.runtime.ray_nodes import rank_of, ranks_of
+    from rlinf.scheduler.runtime.ray_start import connect
 
     monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray was started"))
     monkeypatch.setenv("RLINF_CODE_WORKING_DIR", str(tmp_path))

@@ -36,6 +36,7 @@ from rlinf.scheduler.runtime.attach import (
 )
 from rlinf.scheduler.runtime.launch import Arguments, Launch, Membership
 from rlinf.scheduler.runtime.ray_actors import RayClientRuntime, RayWorker
+from rlinf.scheduler.runtime.ray_nodes import find_nodes
 from rlinf.scheduler.runtime.ray_start import (
     ADDRESS_VARIABLE,
     NAMESPACE,
@@ -43,7 +44,6 @@ from rlinf.scheduler.runtime.ray_start import (
     control_lost,
     control_process,
     end_without_control,
-    find_nodes,
     join,
     join_address,
 )

@@ -23,19 +23,20 @@ def require_listening(host: str, port: int) -> None:
                     listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 listener.bind(address)
                 listener.listen(1)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the second of what no machine can be called
         raise cannot_listen(host, port, error) from error
 
 
-def cannot_listen(host: str, port: int, error: OSError) -> ConfigError:
+def cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> ConfigError:
     """What is told of an address that is taken, or not one of this machine."""
-    foreign = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+    foreign = isinstance(error, socket.gaierror | UnicodeError)
+    foreign = foreign or getattr(error, "errno", None) == errno.EADDRNOTAVAIL
     nearest = (
         "--host 127.0.0.1, or 0.0.0.0 for every address of this machine"
         if foreign
         else "another --port, or 0 for any free one"
     )
-    why = error.strerror or error
+    why = getattr(error, "strerror", None) or error
     return ConfigError(f"cannot listen at {host}, port {port}: {why}; nearest: {nearest}")
 
 
@@ -52,8 +53,8 @@ def require_server(url: str) -> None:
         )
     try:
         socket.create_connection((host, port), timeout=_SECONDS).close()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
         raise ConfigError(
-            f"no action server at {url}: {error.strerror or error}; rlinf serve policy prints "
-            "where it listens"
+            f"no action server at {url}: {why}; rlinf serve policy prints where it listens"
         ) from error

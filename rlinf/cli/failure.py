@@ -7,6 +7,7 @@ a worker raised is reported as if it were raised here.
 
 from __future__ import annotations
 
+import errno
 import shlex
 import traceback
 from collections.abc import Iterator
@@ -78,6 +79,10 @@ def report(error: Exception) -> int:
         # On a full disk there is no room for the trace either.
         with suppress(OSError), reporting.log.open("a", encoding="utf-8") as log:
             log.write(f"\n{trace}\n")
+    too_long = isinstance(origin, OSError) and origin.errno == errno.ENAMETOOLONG
+    if too_long and reporting.log is None and not reporting.debug:
+        complain(f"{shortened(str(origin), 200)}; nearest: a path that can be one")
+        return USER_ERROR
     full = _full_disk(origin)
     if full is not None and not reporting.debug:
         complain(full, label="failure")

@@ -197,6 +197,16 @@ def test_full_memory_is_told_with_what_needs_less(
     assert "`rlinf plan RECIPE --memory`" in less
 
 
+@pytest.mark.parametrize("words", [["train"], ["resume"], ["data", "show"], ["check", "model"]])
+def test_a_name_that_no_file_can_have_is_the_users_to_mend(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = run(capsys, *words, "x" * 300)
+    assert code == 2
+    assert "File name too long" in err
+    assert len(err) < 300
+
+
 @pytest.mark.parametrize("inside", [json.__file__, "pyarrow/table.pxi"])
 def test_an_exception_of_the_users_own_code_is_told_in_a_line_with_its_place(
     inside: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from rlinf.data.lerobot.reader import LeRobotEpisode
     from rlinf.data.vector_statistics import Parts
 
+_MOST_AT_ONCE = 10_000
+"""Actions; each is compared with the state that all were chosen in."""
+
 app = typer.Typer(help="Look at sets of demonstrations.", no_args_is_help=True)
 _Set = Annotated[
     Path, typer.Argument(metavar="SET", help="A directory: of `rlinf record`, or a LeRobot set.")
@@ -88,7 +91,11 @@ def stats(
     ] = "",
     horizon: Annotated[
         int | None,
-        typer.Option(min=1, help="With --deltas: how many actions the model gives at once."),
+        typer.Option(
+            min=1,
+            max=_MOST_AT_ONCE,
+            help="With --deltas: how many actions the model gives at once.",
+        ),
     ] = None,
     debug: Debug = False,
 ) -> None:

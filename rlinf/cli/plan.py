@@ -44,7 +44,8 @@ def plan(
         str | None, typer.Option(metavar="512x8:H100", help="Plan for this cluster instead.")
     ] = None,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps to simulate under the plan; default: 20.")
+        int | None,
+        typer.Option(min=1, max=10_000, help="Steps to simulate under the plan; default: 20."),
     ] = None,
     lengths: Annotated[
         str | None,

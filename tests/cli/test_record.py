@@ -228,6 +228,8 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys, monkeypa
         np.testing.assert_allclose(found.actions.q99, np.quantile(moved, 0.99, axis=0), rtol=1e-4)
         assert main(deltas) == 2
         assert "--deltas and --horizon go together" in capsys.readouterr().err
+        assert main([*deltas, "--horizon", "1000000000000"]) == 2
+        assert "--horizon" in capsys.readouterr().err
         assert main([*deltas[:4], "4", "--horizon", "1"]) == 2
         assert "dimension 4; " in capsys.readouterr().err
         assert main([*deltas[:4], "first", "--horizon", "1"]) == 2

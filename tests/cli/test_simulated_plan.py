@@ -175,6 +175,7 @@ def test_lengths_of_answers_spread_the_step_around_what_was_planned(
         (["--memory", "--steps", "3"], "give it alone"),
         (["--cluster", "4x2:H1000"], "did you mean H100?"),
         (["--steps", "0"], "--steps"),
+        (["--steps", "1000000000000"], "--steps"),
     ],
 )
 def test_what_cannot_be_simulated_is_said_before_anything_is_planned(

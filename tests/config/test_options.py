@@ -35,7 +35,7 @@ def test_descriptions_come_from_docstrings_below_the_fields_or_from_args() -> No
     }
     described = field_descriptions(MetaWorldOptions)
     assert list(described) == [field.name for field in dataclasses.fields(MetaWorldOptions)]
-    assert described["task"] == "Task of MT50, for example `reach-v3`."
+    assert described["task"] == "Task of MT50, for example ``reach-v3``."
 
 
 def test_an_option_is_explained_with_type_default_and_description() -> None:

@@ -36,7 +36,7 @@ def config(*overrides: str):
         ("envs", "reach-point", "A point in [-1, 1]^n is pushed to a goal"),
         ("models", "fourier", "Gaussian policy on random Fourier features"),
         ("algorithms", "reinforce", "Policy gradient of the discounted return"),
-        ("loggers", "csv", "Appends to ``metrics.csv``"),
+        ("loggers", "csv", "Appends to `metrics.csv`"),
     ],
 )
 def test_listed_with_its_docstring(capsys, kind, name, what_it_is):

@@ -4,6 +4,7 @@ the publication."""
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -63,12 +64,16 @@ def test_a_dry_run_needs_no_cluster(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    model = shutil.copytree(models(architecture(name)), tmp_path / "model")
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8}  # that the ranks may share
+    settings = json.loads((model / "config.json").read_text()) | heads
+    (model / "config.json").write_text(json.dumps(settings))
     code, shown, error = rlinf(
         capsys,
         "train",
         f"reasoning/{name}",
         "--dry-run",
-        f"model.path={models(architecture(name))}",
+        f"model.path={model}",
         f"data.files.train=[{prompts}]",
         f"runner.output_dir={tmp_path}",
     )

@@ -147,6 +147,8 @@ def check_file_writable(
             )
     if path.is_dir():
         raise ConfigError(f"{value} is a directory; give a file, such as {path / example}")
+    if path.exists() and not path.is_file():  # a file would take its place
+        raise ConfigError(f"{value} is a device, pipe or socket; give a file, such as {example}")
     if not path.parent.is_dir():
         raise ConfigError(f"{value}: there is no directory {path.parent}; make it first")
     _try_to_write(path.parent, value, f"give another file with {option}")

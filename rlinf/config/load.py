@@ -204,6 +204,9 @@ class _Layers:
 
     def _set_in_list(self, key: str, data: Any) -> None:
         """Set what an entry of a list holds; a mapping cannot be merged into the list."""
+        old = OmegaConf.select(self.config, key)
+        if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(data, list):
+            OmegaConf.update(self.config, key, None)  # see add
         OmegaConf.update(self.config, key, data, merge=True, force_add=True)
         for below, _ in _flatten({key: data}):
             self.sources[below] = Source(COMMAND_LINE)

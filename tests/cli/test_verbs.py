@@ -6,6 +6,7 @@ import errno
 import functools
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -205,6 +206,19 @@ def test_a_name_that_no_file_can_have_is_the_users_to_mend(
     assert code == 2
     assert "File name too long" in err
     assert len(err) < 300
+
+
+def test_nothing_is_written_over_what_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Written as the superuser, a file would take the place of a device such as /dev/null."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for words in (["plan", "quickstart", "--save"], ["data", "stats", ".", "--out"]):
+        code, _, err = run(capsys, *words, str(pipe))
+        assert code == 2
+        assert f"'{pipe}' is a device, pipe or socket; give a file, such as " in err
+    assert pipe.is_fifo()
 
 
 @pytest.mark.parametrize("inside", [json.__file__, "pyarrow/table.pxi"])

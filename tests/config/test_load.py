@@ -87,6 +87,15 @@ def test_override_values_are_typed_as_yaml(folder: Path, text: str, expected: An
     assert recipe.source_of("model.x").where == "command line"
 
 
+def test_a_list_takes_the_place_of_a_section_in_a_list_and_the_other_way_round(
+    folder: Path,
+) -> None:
+    """Which is wrong there is told by the config that it is checked against."""
+    write(folder / "mine.yaml", "env: [{options: {a: 1}, names: [x]}]\n")
+    data = load_recipe("mine.yaml", ["env.0.options=[2]", "env.0.names={b: 3}"]).data
+    assert data["env"] == [{"options": [2], "names": {"b": 3}}]
+
+
 def test_later_layers_win_and_lists_are_replaced(folder: Path) -> None:
     recipe = load_recipe("quickstart", ["seed=2", "model.hidden=[1]", "seed=3"])
     assert recipe.data == {"seed": 3, "model": {"type": "mlp", "hidden": [1]}}

@@ -646,6 +646,16 @@ def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, mon
         ranks_of(twice)
 
 
+def test_of_a_call_that_several_ranks_fail_the_others_are_called_that(launch, caplog):
+    group = launch(Basic, 2, "failing")
+    with pytest.raises(KeyError):
+        group.fail("nothing").wait()
+    group.process_id().wait()  # behind the calls that failed
+    group._close()
+    until(lambda: re.search(r"another rank failed: failing:[01]\.fail raised Key", caplog.text))
+    assert "nobody waits for" not in caplog.text
+
+
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])
 def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(seconds, ends):
     calls, wait = a_failed_call(), object()

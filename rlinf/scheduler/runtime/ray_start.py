@@ -139,8 +139,8 @@ def _start_own(common: dict[str, Any]) -> None:
             end(check_alive=False)
 
 
-class _RayletEndedError(Exception):
-    """What schedules workers on this machine has ended before it was known to Ray."""
+class _EndedAtOnceError(Exception):
+    """A process of Ray has ended before this node was known to it."""
 
 
 def _start_patiently(start: Callable[[], object], place: Path) -> None:
@@ -151,7 +151,7 @@ def _start_patiently(start: Callable[[], object], place: Path) -> None:
             with _watching_raylet():
                 start()
             return
-        except _RayletEndedError as error:
+        except _EndedAtOnceError as error:
             for child in _processes(place):
                 with suppress(psutil.Error):
                     child.kill()
@@ -162,17 +162,19 @@ def _start_patiently(start: Callable[[], object], place: Path) -> None:
 
 @contextmanager
 def _watching_raylet() -> Iterator[None]:
-    """Raise where a raylet ends that is waited for: Ray waits for it two minutes, in a call that
-    nothing interrupts."""
+    """Raise where a raylet ends that is waited for, or what it registers with: Ray waits for it two
+    minutes, in a call that nothing interrupts."""
     found = services.get_node
 
     def get_node(address: str, node: str) -> Any:
         state, end = GlobalState(), time.monotonic() + _REGISTERED_SECONDS
         state._initialize_global_state(services._get_gcs_client_options(address))
-        while all(each["NodeID"] != node for each in state.node_table()):
-            running = [each for each in psutil.Process().children() if each.name() == "raylet"]
-            if all(each.status() == psutil.STATUS_ZOMBIE for each in running):
-                raise _RayletEndedError("its raylet ended while it started")
+        while True:
+            for name in ("gcs_server", "raylet"):
+                if not _runs(name):
+                    raise _EndedAtOnceError(f"its {name} ended while it started")
+            if any(each["NodeID"] == node for each in state.node_table()):
+                break
             if time.monotonic() > end:
                 raise TimeoutError(f"its raylet did not start within {_REGISTERED_SECONDS:g} s")
             time.sleep(0.05)
@@ -183,6 +185,15 @@ def _watching_raylet() -> Iterator[None]:
         yield
     finally:
         services.get_node = found
+
+
+def _runs(name: str) -> bool:
+    """Whether a process of that name is there that this one has started."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if child.name() == name and child.status() != psutil.STATUS_ZOMBIE:
+                return True
+    return False
 
 
 def _processes(place: Path) -> list[psutil.Process]:

@@ -150,7 +150,9 @@ def _tell(call: _Call) -> None:
             original = getattr(error, "original", None)
             # Of a mistake of the user no stack is told, whoever else has found it, too.
             said = f"{call.worker}: {original}" if isinstance(original, UserError) else error
-            log.error("a call that nobody waits for failed: %s", said)
+            # Of a call to several ranks the first failure is raised.
+            what = "another rank" if call.heard else "a call that nobody waits for"
+            log.error("%s failed: %s", what, said)
         except RLinfError:  # the cluster was shut down
             return
     call.told = True

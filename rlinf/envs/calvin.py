@@ -107,6 +107,7 @@ class CalvinEnv(SimulatorEnv):
         self._chains = _chains(source)
         self._chain: list[str] = []
         self._done = self._steps = 0
+        self._seen: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {"states": (15,)}
         if options.images:
             shapes.update({key: (size, size, 3) for key, (_, size) in _CAMERAS.items()})
@@ -143,7 +144,7 @@ class CalvinEnv(SimulatorEnv):
         # CALVIN's reset leaves what the gripper was told last.
         self._env.robot.gripper_action = int(robot[-1])
         with quiet():
-            self._env.reset(robot_obs=np.array(robot), scene_obs=np.array(scene))
+            self._seen = self._env.reset(robot_obs=np.array(robot), scene_obs=np.array(scene))
         self._begin_subtask()
         return self.observe(), {"chain": " -> ".join(self._chain)}
 
@@ -152,7 +153,7 @@ class CalvinEnv(SimulatorEnv):
         self._env.cameras = []
         given = np.asarray(action, np.float64).copy()
         given[-1] = 1.0 if given[-1] > 0 else -1.0
-        _, _, _, now = self._env.step(given)
+        self._seen, _, _, now = self._env.step(given)
         self._steps += 1
         if self._done == len(self._chain):  # it goes on where terminations are ignored
             return 0.0, True, False, {"success": True}
@@ -168,10 +169,10 @@ class CalvinEnv(SimulatorEnv):
 
     def observe(self) -> Observation:
         """Return the robot's state and pictures."""
-        self._env.cameras = self._all_cameras if self.options.images else []
-        seen = self._env.get_obs()
-        observation = {"states": np.asarray(seen["robot_obs"], np.float32)}
+        observation = {"states": np.asarray(self._seen["robot_obs"], np.float32)}
         if self.options.images:
+            self._env.cameras = self._all_cameras
+            seen = self._env.get_obs()
             for key, (camera, _) in _CAMERAS.items():
                 observation[key] = np.ascontiguousarray(seen["rgb_obs"][camera], np.uint8)
         return observation

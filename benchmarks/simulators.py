@@ -239,7 +239,7 @@ STATES: Loops = {
     ),
     "calvin": ({"images": False}, _calvin("[]")),
     "mjlab": ({"task": "Mjlab-Cartpole-Balance", "own_seeds": False}, _MJLAB),
-    "isaaclab": ({"task": "Isaac-Cartpole", "offline": True}, _ISAACLAB),
+    "isaaclab": ({"task": "Isaac-Cartpole", "offline": True, "own_seeds": False}, _ISAACLAB),
 }
 """Options of ours, and the loop that the simulator's users write, on the same task."""
 

@@ -173,12 +173,12 @@ def floor(config: ReasoningConfig, rounds: int) -> float:
         for number in range(WARM + rounds):
             requests = [
                 GenerationRequest(
-                    request_id=place + GROUP * slot,
+                    request_id=place + GROUP * position,
                     prompt_tokens=prompt.tokens,
-                    seed=number * 1000 + place + GROUP * slot,
+                    seed=number * 1000 + place + GROUP * position,
                     sampling=SamplingConfig(**config.rollout.sampling.model_dump()),
                 )
-                for slot, (_, prompt) in enumerate(loader.take(PROMPTS))
+                for position, (_, prompt) in enumerate(loader.take(PROMPTS))
                 for place in range(GROUP)
             ]
             begin = time.perf_counter()

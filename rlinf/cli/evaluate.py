@@ -218,7 +218,10 @@ def _in_directory(
         RunDirectory.create(config.runner.output_dir, name) as directory,
         nothing_left_if_refused(directory),
     ):
-        directory.write_config(to_yaml(config))
+        if task.trains:  # by another name, as nothing can go on from here
+            (directory.path / "evaluated.yaml").write_text(to_yaml(config), encoding="utf-8")
+        else:
+            directory.write_config(to_yaml(config))
         reporting.log = directory.log
         with logging_to(directory.log), lasting("stdout"):
             if task.trains:

@@ -31,6 +31,8 @@ _TRACE_LINES = 6
 _MESSAGE_LINES = 20
 _FIRST_LINES = 4
 _LINE_CHARACTERS = 800
+_UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
+"""Of a disk that is read-only by now, or damaged."""
 _LESS = (
     "Smaller batches or models, and fewer environments or answers at once, need less; of a recipe "
     "to train `rlinf plan RECIPE --memory` looks for what fits."
@@ -143,7 +145,7 @@ def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
     if own:
         what = " ".join(f"{type(origin).__name__}: {origin}".split())
         return f"the run failed{place}: {_line(what)}{own}\n{where}"
-    if isinstance(origin, OSError) and origin.filename:  # such as a disk that is read-only by now
+    if isinstance(origin, OSError) and origin.filename and origin.errno in _UNWRITABLE:
         return f"the run failed{place}: {origin.strerror}: {origin.filename}\n{where}"
     if tells_of_full_memory(what := f"{type(origin).__name__}: {origin}".rstrip(": ")):
         return "\n".join([f"memory is full{place}: {_line(' '.join(what.split()))}", _LESS, where])

@@ -174,7 +174,7 @@ def _of_recipe(source: str, overrides: list[str] | None) -> Callable[[], Initial
     def build() -> InitialPolicy:
         from rlinf.runners.embodied_evaluation import InitialPolicy
 
-        return InitialPolicy(config, str(path), path.name)
+        return InitialPolicy(config, str(path), path.resolve().name)
 
     return build
 

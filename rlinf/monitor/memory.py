@@ -21,7 +21,8 @@ import psutil
 from rlinf.processes.allocator import return_freed_memory
 
 _KIB = 1024
-_FULL = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory")
+_FULL = ("MemoryError", "OutOfMemoryError", "out of memory", "can't allocate memory",
+         "annot allocate memory", "ALLOC_FAILED")  # fmt: skip
 """In what errors say: of Python and numpy, and of torch and its libraries."""
 _SAMPLE_SECONDS = 0.005
 

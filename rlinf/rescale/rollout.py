@@ -31,7 +31,7 @@ from rlinf.rescale.measured import PredictionBias, RunningLine
 from rlinf.scheduler import Channel
 from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.workers.filling import RolloutHook, bounds_told
-from rlinf.workers.group_book import SlotBook
+from rlinf.workers.group_book import PositionBook
 
 _IDLE = 0.005
 """Seconds between two looks of a worker that generates nothing."""
@@ -54,7 +54,7 @@ class RolloutDevices:
         former: RolloutHook | None,
         *,
         engine: Engine,
-        book: SlotBook,
+        book: PositionBook,
         step: int,
         rank: int,
         release: Callable[[], None],
@@ -80,7 +80,7 @@ class RescaledRollout:
         self._bias = PredictionBias()
 
     def begin(
-        self, devices: RolloutDevices, book: SlotBook, step: int, release: Callable[[], None]
+        self, devices: RolloutDevices, book: PositionBook, step: int, release: Callable[[], None]
     ) -> None:
         """Get this worker's device for a step, as in :meth:`RolloutDevices.begin`."""
         self._devices, self._book, self._step, self._release = devices, book, step, release

@@ -130,9 +130,11 @@ def require_beginning(config: PlacedConfig, recipe: str) -> Path:
     """The same; ConfigError where a recipe begins with random weights."""
     found = beginning(config)
     if found is None:
+        made = getattr(getattr(config, "model", None), "architecture", None) is not None
+        more = " model.architecture=null" if made else ""
         raise ConfigError(
-            f"{recipe} begins with random weights; nearest: model.path=DIRECTORY of a model, or "
-            f"the run of `rlinf train {recipe}`"
+            f"{recipe} begins with random weights; nearest: model.path=DIRECTORY{more}, for a "
+            f"model that is there, or the run of `rlinf train {recipe}`"
         )
     return found
 

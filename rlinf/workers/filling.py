@@ -9,7 +9,7 @@ from typing import Protocol
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.global_batches import LengthBounds
-from rlinf.workers.group_book import GroupBook, SlotBook
+from rlinf.workers.group_book import GroupBook, PositionBook
 
 _SHARE = 0.02
 """Part of the time that reports of progress may take; all who hear one need about as long again."""
@@ -37,7 +37,7 @@ class RolloutHook(Protocol):
         """Called after each step of the engine that had something to do."""
 
     def tell(self, bounds: Mapping[int, int]) -> None:
-        """Called with :meth:`SlotBook.bounds` where progress is reported."""
+        """Called with :meth:`PositionBook.bounds` where progress is reported."""
 
     def exchange(self) -> Iterator[Emit]:
         """Take requests away, or bring some."""
@@ -54,7 +54,7 @@ class DeviceSharing(Protocol):
         former: RolloutHook | None,
         *,
         engine: Engine,
-        book: SlotBook,
+        book: PositionBook,
         step: int,
         rank: int,
         release: Callable[[], None],
@@ -137,7 +137,7 @@ class Filling:
     def _report(self) -> Iterator[Emit]:
         """Tell how long unfinished answers are at least, so often that it costs little."""
         book, begin = self._book, time.perf_counter()
-        if not self._tells_progress or not isinstance(book, SlotBook):
+        if not self._tells_progress or not isinstance(book, PositionBook):
             return
         pause = self._pause if book.complete else _AT_FIRST * self._pause
         if self._engine.unfinished and begin - self._told < pause:
@@ -151,8 +151,8 @@ class Filling:
             self._engine.submit(request)
 
 
-def bounds_told(book: SlotBook, engine: Engine, hook: RolloutHook | None) -> Iterator[Emit]:
-    """Tell trainer and hook what unfinished answers have at least; see :meth:`SlotBook.bounds`."""
+def bounds_told(book: PositionBook, engine: Engine, hook: RolloutHook | None) -> Iterator[Emit]:
+    """Tell trainer and hook the least of unfinished answers; see :meth:`PositionBook.bounds`."""
     bounds = book.bounds(engine.progress()) if engine.unfinished else {}
     if bounds:
         yield Emit("groups", min(bounds), LengthBounds(tuple(bounds.items())))

@@ -27,7 +27,7 @@ from rlinf.workers.group_book import (
     Drawn,
     GenerationReport,
     GroupBook,
-    SlotBook,
+    PositionBook,
     completion_seed,
 )
 
@@ -151,7 +151,7 @@ class GenerationWorker(StageWorker):
             requests = book.begin(step, self._positions(positions), mine, own)
         else:
             rollout = self._config.rollout
-            book = SlotBook(rollout.group_size, rollout.sampling, self._seeds, self._worth)
+            book = PositionBook(rollout.group_size, rollout.sampling, self._seeds, self._worth)
             if shared is not None:
                 hook = self._hook = shared.begin(
                     self._hook, engine=self._engine, book=book, step=step, rank=self._rank,
@@ -188,7 +188,7 @@ class GenerationWorker(StageWorker):
         """
         mine = {position: prompts[position] for position in self._positions(len(prompts))}
         by_draw = {draw: seeds[position] for position, (draw, _) in mine.items()}
-        book = SlotBook(len(seeds[0]), sampling, by_draw.__getitem__)
+        book = PositionBook(len(seeds[0]), sampling, by_draw.__getitem__)
         found: dict[int, PromptGroup] = {}
         failed_before = self._tool_failures
         for emitted in Filling(book, self._engine).run(book.begin(mine), scored):

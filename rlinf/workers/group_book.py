@@ -241,7 +241,7 @@ class GroupBook(ABC):
         return found
 
 
-class SlotBook(GroupBook):
+class PositionBook(GroupBook):
     """Every position has its prompt from the beginning, and all are generated to their end.
 
     Groups can be brought to another worker while they are generated, and come back; their scores

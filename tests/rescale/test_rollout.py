@@ -21,7 +21,7 @@ from rlinf.flow.stream import Item
 from rlinf.rescale.leader import GroupsToAdopt, RolloutSizes
 from rlinf.rescale.rollout import RescaledRollout, RolloutDevices
 from rlinf.workers.filling import Filling
-from rlinf.workers.group_book import GenerationReport, SlotBook, completion_seed
+from rlinf.workers.group_book import GenerationReport, PositionBook, completion_seed
 from tests.workers.test_partial_rollout import Letters, length_of
 
 CAPACITY = 64
@@ -75,8 +75,8 @@ def rollout_on(engine: Any, *, leader: Any = None, workers: int = 2) -> Any:
     return rollout
 
 
-def new_book() -> SlotBook:
-    return SlotBook(2, SAMPLING, lambda draw: (2 * draw, 2 * draw + 1))
+def new_book() -> PositionBook:
+    return PositionBook(2, SAMPLING, lambda draw: (2 * draw, 2 * draw + 1))
 
 
 def test_sequences_that_wait_for_a_place_do_not_count() -> None:
@@ -224,7 +224,7 @@ def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> 
         hooks.append(RescaledRollout(rank, Slow(), sizes, mailbox))
 
     def fill(rank: int, step: int) -> tuple[dict[int, PromptGroup], GenerationReport]:
-        book = SlotBook(size, SAMPLING, seeds)
+        book = PositionBook(size, SAMPLING, seeds)
         hooks[rank].begin(devices, book, step, lambda: None)
         filling = Filling(book, hooks[rank]._engine, hooks[rank], True)
         share = positions // workers

@@ -107,7 +107,7 @@ def test_a_run_that_rescales_computes_what_a_static_one_does(static: Path, tmp_p
 def test_four_ranks_compute_what_one_does(
     static: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     run = train(
         tmp_path,
         *BY_LENGTH,
@@ -197,7 +197,7 @@ def test_an_engine_that_does_not_tell_lengths_has_no_batches_by_length(tmp_path:
 def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     config = small_config(tmp_path, *BY_LENGTH, *SHARED)
     for asynchronous in (False, True):
         engine = VLLMEngineConfig(asynchronous=asynchronous)
@@ -223,7 +223,7 @@ def test_devices_are_not_lent_by_an_engine_that_generates_between_its_steps(
 def test_what_cannot_be_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: tuple[str, ...], why: str
 ) -> None:
-    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_POSITIONS", "1")
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     assert small_config(tmp_path, *BY_LENGTH, *SHARED).cluster.auto_scheduler
     with pytest.raises(ConfigError, match=why):
         small_config(tmp_path, *BY_LENGTH, *SHARED, *change)

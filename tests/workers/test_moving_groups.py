@@ -18,7 +18,7 @@ from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import PromptGroup
 from rlinf.engines.config import HFEngineConfig, SamplingConfig
 from rlinf.engines.protocol import Engine, ModelSource
-from rlinf.workers.group_book import SlotBook, completion_seed
+from rlinf.workers.group_book import PositionBook, completion_seed
 
 GROUP, POSITIONS, LIMIT = 4, 5, 40
 SAMPLING = SamplingConfig(max_new_tokens=LIMIT)
@@ -50,14 +50,14 @@ def engine(model: Any, *, deterministic: bool = True, **keys: Any) -> Engine:
     return HFEngineConfig(**keys).build(ModelSource(module=model))
 
 
-def new_book() -> SlotBook:
+def new_book() -> PositionBook:
     def seeds(draw: int) -> list[int]:
         return [completion_seed(7, draw, place) for place in range(GROUP)]
 
-    return SlotBook(GROUP, SAMPLING, seeds)
+    return PositionBook(GROUP, SAMPLING, seeds)
 
 
-def begin(book: SlotBook, on: Engine) -> None:
+def begin(book: PositionBook, on: Engine) -> None:
     rng = np.random.default_rng(0)
     prompts = {}
     for position in range(POSITIONS):
@@ -71,7 +71,7 @@ def begin(book: SlotBook, on: Engine) -> None:
         on.submit(request)
 
 
-def generate(book: SlotBook, on: Engine, steps: int) -> dict[int, PromptGroup]:
+def generate(book: PositionBook, on: Engine, steps: int) -> dict[int, PromptGroup]:
     found: dict[int, PromptGroup] = {}
     for _ in range(steps):
         for group in book.take(on.step()):
@@ -81,7 +81,9 @@ def generate(book: SlotBook, on: Engine, steps: int) -> dict[int, PromptGroup]:
     return found
 
 
-def hand_over(giver: SlotBook, off: Engine, taker: SlotBook, on: Engine, *, carried: bool) -> int:
+def hand_over(
+    giver: PositionBook, off: Engine, taker: PositionBook, on: Engine, *, carried: bool
+) -> int:
     taken_out = off.interrupt() if carried else off.abort()
     moved = pickle.loads(pickle.dumps(giver.give(taken_out)))
     assert carried == any(cache is not None for group in moved for cache in group.caches)

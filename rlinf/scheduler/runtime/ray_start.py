@@ -35,6 +35,8 @@ from rlinf.scheduler.transport.cluster_files import LONGEST_SOCKET, socket_root
 
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
+START_VARIABLE = "RAY_raylet_start_wait_time_s"
+"""Of Ray: seconds that its raylet may take to start."""
 _left_behind = threading.Event()
 control_lost = threading.Event()
 """Set where the program is asked, by SIGTERM, to end because Ray's control process did."""
@@ -42,7 +44,6 @@ _ANSWER_SECONDS = 2.0
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 _STARTS = 3
-_REGISTERED_SECONDS = 120.0
 _SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path of Ray's in the directory that it gets, by its length; it refuses to start where
 that is too long for a socket."""
@@ -146,28 +147,30 @@ class _EndedAtOnceError(Exception):
 def _start_patiently(start: Callable[[], object], place: Path) -> None:
     """Start Ray, and again where its raylet ends at once: on a busy machine it gives up what it
     waits for after a time that cannot be set."""
+    before = {child.pid for child in psutil.Process().children()}
     for number in range(1, _STARTS + 1):
         try:
             with _watching_raylet():
                 start()
             return
-        except _EndedAtOnceError as error:
-            for child in _processes(place):
+        except Exception as error:
+            for child in _processes(place, before):
                 with suppress(psutil.Error):
                     child.kill()
-            if number == _STARTS:
+            if number == _STARTS or not isinstance(error, _EndedAtOnceError):
                 raise
             log.warning("Ray is started again: %s", error)
 
 
 @contextmanager
 def _watching_raylet() -> Iterator[None]:
-    """Raise where a raylet ends that is waited for, or what it registers with: Ray waits for it two
-    minutes, in a call that nothing interrupts."""
+    """Raise where a raylet ends that is waited for, or what it registers with: Ray waits for it as
+    long as for one that is slow, in a call that nothing interrupts."""
     found = services.get_node
 
     def get_node(address: str, node: str) -> Any:
-        state, end = GlobalState(), time.monotonic() + _REGISTERED_SECONDS
+        seconds = float(os.environ.get(START_VARIABLE, "300"))
+        state, end = GlobalState(), time.monotonic() + seconds
         state._initialize_global_state(services._get_gcs_client_options(address))
         while True:
             for name in ("gcs_server", "raylet"):
@@ -176,7 +179,7 @@ def _watching_raylet() -> Iterator[None]:
             if any(each["NodeID"] == node for each in state.node_table()):
                 break
             if time.monotonic() > end:
-                raise TimeoutError(f"its raylet did not start within {_REGISTERED_SECONDS:g} s")
+                raise TimeoutError(f"its raylet did not start within {seconds:g} s")
             time.sleep(0.05)
         return found(address, node)
 
@@ -196,13 +199,13 @@ def _runs(name: str) -> bool:
     return False
 
 
-def _processes(place: Path) -> list[psutil.Process]:
-    """Processes of a Ray that this one started with its files there."""
+def _processes(place: Path, before: set[int]) -> list[psutil.Process]:
+    """Processes of a Ray with its files there, which this one has started since ``before``."""
     found = []
-    for child in psutil.Process().children(recursive=True):
+    for child in psutil.Process().children():
         with suppress(psutil.Error):  # it has ended
-            if any(str(place) in word for word in child.cmdline()):
-                found.append(child)
+            if child.pid not in before and any(str(place) in word for word in child.cmdline()):
+                found += [*child.children(recursive=True), child]
     return found
 
 

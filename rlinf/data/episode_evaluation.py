@@ -104,6 +104,8 @@ class EvaluationResult(SpecifiedResult):
     a chain of them."""
     chain_length: int = 0
     """Tasks that follow each other in an episode, of whose return each is 1; 0: it is of one."""
+    deterministic: bool = True
+    """Whether the mode of the policy acted; else its actions were drawn."""
 
     @classmethod
     def of(
@@ -113,6 +115,8 @@ class EvaluationResult(SpecifiedResult):
         checkpoint: str,
         tasks: Iterable[str] = (),
         chain_length: int = 0,
+        *,
+        deterministic: bool = True,
     ) -> EvaluationResult:
         """Put the outcomes in the order of the specification; ValueError for others than its."""
         ordered = in_order(
@@ -124,7 +128,9 @@ class EvaluationResult(SpecifiedResult):
             by=", by id and seed",
         )
         told = () if chain_length else tuple(tasks)
-        return cls(spec.sha256, spec.success, checkpoint, ordered, told, chain_length)
+        return cls(
+            spec.sha256, spec.success, checkpoint, ordered, told, chain_length, deterministic
+        )
 
     def scores(self, metric: str = metric) -> np.ndarray:
         """[episodes] float64: 1 for success by the specification's definition; or the returns."""
@@ -227,6 +233,7 @@ class EvaluationResult(SpecifiedResult):
         whole = (
             f"success rate {self.success_rate:.3f} (95 % interval {low:.3f} to {high:.3f}, "
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
+            + ("" if self.deterministic else ", by drawn actions")
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
         for length, episodes in self.reached.items():

@@ -159,13 +159,19 @@ class Policy(torch.nn.Module, ABC):
         """What :meth:`sample` needs, by name."""
         return {ACTIONS: NoiseSpec((self.chunk, self.action_dim))}
 
+    @property
+    def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
+        """What :meth:`sample` is given in an evaluation that draws actions: no exploration."""
+        return self.noise
+
     @abstractmethod
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:
         """Act on observations, each [B, ...], without gradients.
 
-        The noise is as :attr:`noise` says, each [B, ...]; None takes the mode of the distribution.
+        The noise is as :attr:`noise` or :attr:`evaluation_noise` says, each [B, ...]; None takes
+        the mode of the distribution.
         """
 
     @abstractmethod

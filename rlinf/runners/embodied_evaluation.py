@@ -45,7 +45,7 @@ FRAMES_PER_SECOND = 30
 
 
 class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
-    """Plays episodes in the simulators of a recipe with the policy's most likely actions.
+    """Plays episodes in the simulators of a recipe, by the mode of the policy or by its draws.
 
     The evaluations during training and the held-out ones at the end share no seed, and neither
     shares one with training: each is drawn from the evaluation seed and its purpose.
@@ -56,6 +56,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def __init__(self, config: EvaluatedConfig) -> None:
         self._config = config
+        self.manner = "" if config.evaluation.deterministic else "_drawn"
 
     def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:
         """The episodes that a run is evaluated on."""
@@ -119,7 +120,14 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         if not all(outcome.valid for outcome in outcomes):
             for reason, told in report.first_faults.items():
                 log.warning("A simulator failed (%s) in an evaluation: %s", reason, told)
-        return EvaluationResult.of(spec, outcomes, name, report.tasks, report.chain_length)
+        return EvaluationResult.of(
+            spec,
+            outcomes,
+            name,
+            report.tasks,
+            report.chain_length,
+            deterministic=self._config.evaluation.deterministic,
+        )
 
     def metrics(self, result: EvaluationResult) -> dict[str, float]:
         """Success rate with its interval, and return; of several tasks, the rate of each, and of
@@ -244,14 +252,14 @@ def export_policy(
 def play_episodes(
     groups: Groups, episodes: Sequence[tuple[int, int]], *, frames: int = 0
 ) -> EvaluationReport:
-    """Play the given (episode id, seed) pairs with the policy's most likely actions.
+    """Play the given (episode id, seed) pairs.
 
     The first ``frames`` environments of all are filmed.
     """
     report = groups.evaluate(
         {
             "env": {"episodes": list(episodes), "frames": frames},
-            "rollout": {"step": 0, "deterministic": True},
+            "rollout": {"step": 0, "evaluation": True},
         }
     )
     first, *others = report.results("env")

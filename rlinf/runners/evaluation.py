@@ -65,6 +65,8 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 
     films: ClassVar[bool] = False
     """Whether there is something to see."""
+    manner = ""
+    """What the names of results say of how they were come by."""
 
     def of_run(
         self, groups: Groups, purpose: Purpose, name: str, step: int, *, directory: Path
@@ -166,7 +168,7 @@ class Server:
         """A config with the server as its policy.
 
         Raises:
-            ConfigError: The run has no policy for actions.
+            ConfigError: The run has no policy for actions, or its actions are to be drawn.
             ServerError: The server cannot be reached.
         """
         from rlinf.models.config import ModelConfig
@@ -174,6 +176,12 @@ class Server:
         model = getattr(config, "model", None)
         if not isinstance(model, ModelConfig):
             raise ConfigError("--server: only policies for actions are served; leave it out")
+        evaluation: Any = getattr(config, "evaluation", None)
+        if not getattr(evaluation, "deterministic", True):
+            raise ConfigError(
+                "a server acts by the mode of its policy: true, or leave --server out",
+                key="evaluation.deterministic",
+            )
         from pydantic import SecretStr
 
         from rlinf.serving.remote import RemoteConfig
@@ -273,7 +281,7 @@ def _evaluate_one(
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}"
+        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.manner}"
         stem += "" if served is None else f"_served_{served.stem}"
         file = run / "evaluations" / f"{stem}.json"
         print(f"{name}: {result}", flush=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +19,7 @@ from rlinf.models.policy import (
     RAW_ACTIONS,
     ActingThreads,
     ActionSample,
+    NoiseSpec,
     Policy,
     draw_noise,
     of_own_dimensions,
@@ -83,15 +84,16 @@ class RolloutWorker(StageWorker):
         self._version = version
 
     def generate(
-        self, observations: InputStream, *, step: int, deterministic: bool = False
+        self, observations: InputStream, *, step: int, evaluation: bool = False
     ) -> Iterator[Emit]:
         """Stage: answer every observation batch of one rollout.
 
-        ``step`` chooses the exploration noise; with ``deterministic`` there is none.
+        ``step`` chooses the exploration noise. In an ``evaluation`` nothing explores, and nothing
+        is kept to be trained on.
         """
         memories: dict[int, _Memory] = {}
-        noise = _Noise(self._config, self._policy, step)
-        at_random = not deterministic and self._config.acts_at_random(step)
+        noise = _Noise.of(self._config, self._policy, step, evaluation=evaluation)
+        at_random = not evaluation and self._config.acts_at_random(step)
         for item in observations:
             batch: ObservationBatch = item.payload
             memory = memories.setdefault(item.source, _Memory())
@@ -99,17 +101,17 @@ class RolloutWorker(StageWorker):
             self._threads.choose(len(batch.env_ids))
             with torch.inference_mode():
                 seen = self._on_device(batch.observations)
-                if not deterministic:
+                if not evaluation:
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
-                    drawn = None if deterministic else noise.rows(batch)
+                    drawn = None if noise is None else noise.rows(batch)
                     if at_random and drawn is not None and not self._policy.explores:
                         answer = self._act_at_random(batch, drawn[ACTIONS])
                     else:
                         how = self._policy.explore if at_random else self._policy.sample
                         answer, values = self._act(seen, drawn, how)
-                        if values is not None and not deterministic:
+                        if values is not None and not evaluation:
                             memory.values.append(values.unsqueeze(0))
                 else:
                     answer = self._values_of(memories.pop(item.source))
@@ -255,10 +257,22 @@ class _Noise:
     neither the split of the environments nor the order of the exchanges matters.
     """
 
-    def __init__(self, config: ActingConfig, policy: Policy, step: int) -> None:
-        self._key = (config.seed, step)
-        self._config, self._policy = config, policy
+    def __init__(self, key: tuple[int, ...], num_envs: int, specs: Mapping[str, NoiseSpec]) -> None:
+        self._key, self._num_envs, self._specs = key, num_envs, specs
         self._drawn: dict[int, dict[str, torch.Tensor]] = {}
+
+    @classmethod
+    def of(
+        cls, config: ActingConfig, policy: Policy, step: int, *, evaluation: bool
+    ) -> _Noise | None:
+        """That of a training step, or of an evaluation: the same in each, and None where the mode
+        acts."""
+        if not evaluation:
+            return cls((config.seed, step), config.env.num_envs, policy.noise)
+        played = config.evaluation
+        if played.deterministic:
+            return None
+        return cls((played.seed,), played.num_envs, policy.evaluation_noise)
 
     def rows(self, batch: ObservationBatch) -> dict[str, torch.Tensor]:
         """By name [n, ...], noise of a sub-batch at its time."""
@@ -266,8 +280,8 @@ class _Noise:
         if part not in self._drawn:
             seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
-            leading = (_NOISE_STEPS, self._config.env.num_envs)
-            self._drawn[part] = draw_noise(self._policy.noise, leading, generator)
+            leading = (_NOISE_STEPS, self._num_envs)
+            self._drawn[part] = draw_noise(self._specs, leading, generator)
         first = int(batch.env_ids[0])
         rows = slice(first, first + len(batch.env_ids))
         return {name: drawn[time, rows] for name, drawn in self._drawn[part].items()}

@@ -60,6 +60,22 @@ def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
 
 
 @needs_two_cores
+@needs_two_cores
+def test_evaluations_by_drawn_actions_do_not_depend_on_who_plays(reference, tmp_path):
+    drawn = ("rollout.block_size=4", "evaluation.deterministic=false")
+    one = train(tmp_path / "one", *drawn)
+    place = f"cluster.component_placement={PLACEMENTS['collocated']}"
+    split = train(tmp_path / "split", *drawn, *SPLIT, place, "rollout.pipeline_stage_num=2")
+    assert_equal_runs(one, split)
+    evaluated = [[row["eval/return"] for row in metrics(run) if "eval/return" in row]
+                 for run in (one, split, reference)]  # fmt: skip
+    assert evaluated[0] == evaluated[1]
+    assert all(a != b for a, b in zip(evaluated[0], evaluated[2], strict=True))
+    trained = [weights(run) for run in (one, reference)]
+    for name, each in trained[0].items():  # it trains as without
+        np.testing.assert_array_equal(each, trained[1][name], err_msg=name)
+
+
 def test_means_over_episodes_do_not_depend_on_who_played_them(tmp_path):
     short = ("env.train.max_episode_steps=5", "runner.total_env_steps=512", *SPLIT)
     one, two = (

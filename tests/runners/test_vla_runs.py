@@ -20,6 +20,7 @@ from rlinf.cli.main import main
 from rlinf.cli.tasks import read_config, task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.data.episode_evaluation import EvaluationResult
 from rlinf.envs.base import instruction_bytes
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
@@ -29,6 +30,7 @@ from rlinf.monitor.run_origin import Origin
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import TrainedPolicy
+from rlinf.runners.evaluation import evaluate
 from rlinf.runners.run import Run
 from tests.models.vla.test_loading import PARITY
 
@@ -173,6 +175,23 @@ def test_it_is_evaluated_and_recorded(
     assert "success rate" in capsys.readouterr().out
     words = ["record", str(run), "--episodes", "2", "--num-envs", "2"]
     assert main([*words, "--out", str(tmp_path / "episodes")]) == 0
+
+
+def test_an_evaluation_by_drawn_actions_says_so(run: Path) -> None:
+    def played(*overrides: str) -> EvaluationResult:
+        found = evaluate(Embodied, run, overrides=overrides, items=4)
+        assert isinstance(found, EvaluationResult)
+        return found
+
+    drawn = "evaluation.deterministic=false"
+    mode, first = played(), played(drawn)
+    assert [each.seed for each in mode.outcomes] == [each.seed for each in first.outcomes]
+    assert mode.outcomes != first.outcomes
+    assert "by drawn actions" in str(first)
+    assert "drawn" not in str(mode)
+    file = run / "evaluations" / f"spec_{mode.spec_sha256[:12]}_step_00000002.json"
+    assert EvaluationResult.load(file) == mode
+    assert EvaluationResult.load(file.with_stem(f"{file.stem}_drawn")) == first
 
 
 @pytest.mark.slow

@@ -73,6 +73,11 @@ class DenoisingPolicy(ChunkPolicy):
             return found | {"steps": NoiseSpec((self._config.denoising_steps, *chain))}
         return found | {"steps": NoiseSpec((1, *chain)), "step_index": NoiseSpec((), "uniform")}
 
+    @property
+    def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
+        """Where denoising starts; its steps are deterministic, as in the published evaluations."""
+        return {"start": self.noise["start"]}
+
     @torch.inference_mode()
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
@@ -81,7 +86,7 @@ class DenoisingPolicy(ChunkPolicy):
         read, steps = self._read(observations), self._config.denoising_steps
         x = self._blank(observations) if noise is None else noise["start"]
         which, chain, moves, before, after = self._drawn_step(noise), [x], [], x, x
-        normals = noise["steps"].unbind(1) if noise is not None and self._choices else ()
+        normals = noise["steps"].unbind(1) if noise is not None and "steps" in noise else ()
         for step in range(steps):
             said = self._predicted(*read, x, step)
             if not normals:

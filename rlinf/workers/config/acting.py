@@ -70,6 +70,10 @@ class EvaluationConfig(StrictModel):
     """Whether held-out episodes have the seeds 0, 1, 2, … instead of drawn ones: a suite of tasks
     plays each of them equally often, and from each recorded initial state in turn. Episodes during
     training have the seeds behind them, and so the same states where a suite has no more."""
+    deterministic: bool = True
+    """Whether the mode of the policy acts. False: its actions are drawn, as a published
+    vision-language-action model is evaluated; denoising then starts at noise, and its steps stay
+    deterministic. The draws depend on ``seed`` and ``num_envs``."""
     success: Literal["success_once", "success_at_end"] = "success_once"
     """What counts as success of an episode."""
     stop_at_success: float | None = Field(default=None, gt=0, le=1)

@@ -153,6 +153,21 @@ def test_without_noise_it_is_the_ode_from_zero(policy: PI0Policy) -> None:
     torch.testing.assert_close(sample.actions, expected, atol=1e-5, rtol=0)
 
 
+def test_a_drawn_evaluation_is_the_ode_from_noise(policy: PI0Policy) -> None:
+    assert policy.evaluation_noise.keys() == {"start"}
+    noise = draw_noise(policy.evaluation_noise, (ROWS,), torch.Generator().manual_seed(5))
+    sample = policy.sample(seen(), noise)
+    x = noise["start"]
+    with torch.no_grad():
+        prefix, states = policy._read(seen())
+        for step in range(STEPS):
+            time = torch.full((ROWS,), 1 - step / STEPS)
+            x = x - policy.network.denoise(prefix, x, time, states)[0] / STEPS
+    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
+    expected = ((x + 1) / 2 * (high - low) + low).clamp(low, high)
+    torch.testing.assert_close(sample.actions, expected, atol=1e-5, rtol=0)
+
+
 def test_pictures_and_text_are_read_once(policy: PI0Policy) -> None:
     calls: list[str] = []
     handle = policy.network.language.register_forward_hook(lambda *_: calls.append("language"))

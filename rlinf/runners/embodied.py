@@ -50,7 +50,7 @@ class Acting(PlayingTask[ActingT]):
         "actor": "rlinf.workers.actor:ActorWorker",
     }
     changeable = (
-        "runner", "cluster.timeout_minutes", "evaluation.interval", "evaluation.start",
+        "runner", "cluster", "evaluation.interval", "evaluation.start",
         "evaluation.stop_at_success", "evaluation.video_episodes", "weight_sync",
         "checkpoint", "logger",
     )  # fmt: skip

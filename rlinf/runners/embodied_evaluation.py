@@ -282,7 +282,7 @@ class PlayingTask(Task[EvaluatedT]):
         "source": ("env", "actor"), "rollout": ("env",), "actor": ("env",)
     }  # fmt: skip
     evaluates = ("env", "rollout")
-    changeable_evaluation = ("env", "evaluation")
+    changeable_evaluation = ("cluster", "env", "evaluation")
 
     def __init__(self, config: EvaluatedT, directory: Path) -> None:
         super().__init__(config, directory)

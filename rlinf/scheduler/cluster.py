@@ -77,7 +77,8 @@ class Cluster(NodeTable, ClusterMembers):
 
                 self._create(read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
-            type(self)._instance = None
+            self._ready = True  # so far as it has come
+            self.shutdown()
             raise
         self._ready = True
 
@@ -97,10 +98,10 @@ class Cluster(NodeTable, ClusterMembers):
 
             self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
         self.config = config
-        self._set_nodes(self.runtime.nodes)
-        self.traced = tracer is not None
         process = self.runtime.process
         self._services = DriverServices(process, tracer, config.slow_links())
+        self._set_nodes(self.runtime.nodes)
+        self.traced = tracer is not None
         process.waits.add_worker("driver")
         process.endpoint.register("cluster.describe", self._describe)
         process.endpoint.register("cluster.channel_hosts", self._channel_hosts)

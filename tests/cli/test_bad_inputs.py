@@ -358,7 +358,10 @@ def test_runs_and_checkpoints_are_not_mistaken(
     run = str(run_directory)
     contains(refused(capsys, ["eval", run, "--spec", "no.json"]), ["--spec", "no.json"])
     fixed = refused(capsys, ["eval", run, "model.hidden_sizes=[8]", "evaluation.episodes=3"])
-    contains(fixed, ["model.hidden_sizes = [8] (it was [64, 64])", "Changeable: env, evaluation"])
+    contains(
+        fixed,
+        ["model.hidden_sizes = [8] (it was [64, 64])", "Changeable: cluster, env, evaluation"],
+    )
     unknown = refused(capsys, ["eval", run, "env.train.options.task=door-closed-v3"])
     contains(unknown, ["env.train.options.task = 'door-closed-v3'", "door-close-v3"])
     spec = tmp_path / "spec.json"

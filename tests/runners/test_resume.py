@@ -24,7 +24,9 @@ from . import reasoning_support, supervised_support, support
 from .killing import Task, ended, finish, kill_and_resume, start, wait_for_lines
 from .reasoning_support import CALLING
 from .support import metrics, write_recipe
+from .test_equality import needs_two_cores
 
+APART = "{env: '0', 'rollout,actor': '1'}"
 KEPT = ["checkpoint.keep_last=3", "checkpoint.keep_best=0"]
 
 
@@ -185,6 +187,29 @@ def test_who_asks_for_the_end_waits_for_no_workers_that_start(
     monkeypatch.setattr(EnvWorker, "start", begin)
     finish("resume", str(run))
     support.assert_equal_runs(whole, run)
+
+
+@needs_two_cores
+def test_a_run_goes_on_and_is_evaluated_where_it_is_placed_otherwise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, whole, run = str(write_recipe(tmp_path)), tmp_path / "whole", tmp_path / "run"
+    ends, apart = "runner.total_env_steps=512", f"cluster.component_placement={APART}"
+    finish("train", recipe, "rollout.block_size=4", "--run-dir", str(whole))
+    two = ("cluster.cpu_devices_per_node=2", "rollout.block_size=4")
+    finish("train", recipe, *two, apart, ends, "--run-dir", str(run))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert main(["resume", str(run)]) == 2
+    told = capsys.readouterr().err
+    assert "cpu_devices_per_node is 2" in told
+    assert "Error" not in told
+    here = ["cluster.cpu_devices_per_node=1", "cluster.component_placement={}"]
+    finish("resume", str(run), "runner.total_env_steps=1024", *here)
+    support.assert_equal_runs(whole, run)
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    monkeypatch.undo()
+    assert main(["eval", str(run), "--episodes", "2", two[0], apart]) == 0
+    assert capsys.readouterr().out.count("run step 8: success rate") == 2
 
 
 def test_a_run_that_is_to_end_while_workers_are_launched_starts_none(

@@ -397,6 +397,36 @@ def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
     assert files_left() <= before
 
 
+REFUSED = """
+    import psutil
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    for wrong in (
+        {"runtime": "local", "cpu_devices_per_node": 9999},
+        {"runtime": "local", "node_groups": [{"label": "a", "node_ranks": 3}]},
+        {"runtime": "ray", "node_groups": [{"label": "a", "node_ranks": 3}]},
+    ):
+        try:
+            Cluster(cluster_cfg=wrong | {"num_nodes": 1})
+        except ValueError as error:
+            assert "9999" in str(error) or "out of range" in str(error), error
+        else:
+            raise AssertionError(wrong)
+        assert not Cluster.has_initialized()
+        assert not [each for each in psutil.Process().children() if each.name() == "raylet"]
+    cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "local"})
+    group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "later")
+    assert group.add(1).wait() == [(0, 2)]
+"""
+
+
+def test_a_cluster_that_is_refused_leaves_nothing_behind():
+    script = Warm(["-c", textwrap.dedent(REFUSED)])
+    _, errors = script.communicate(timeout=120)
+    assert script.wait() == 0, errors
+
+
 ON_A_THREAD = """
     import threading
     from rlinf.scheduler import Cluster, NodePlacementStrategy

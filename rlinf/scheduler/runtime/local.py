@@ -51,6 +51,7 @@ class LocalRuntime(Runtime):
                 f"the local runtime is one process, so cluster.num_nodes must be 1, got "
                 f"{config.num_nodes}. Use cluster.runtime: ray for several machines."
             )
+        nodes = [probe_node(config)]
         process = Process(
             runtime="local",
             endpoint=Endpoint(),
@@ -60,7 +61,7 @@ class LocalRuntime(Runtime):
             deadline_seconds=deadline_seconds,
         )
         set_process(process)
-        super().__init__(process, [probe_node(config)], "local", "local", {})
+        super().__init__(process, nodes, "local", "local", {})
         # Weak: one that was closed, and all that it holds, goes when its threads end.
         self._workers: WeakValueDictionary[str, LocalWorker] = WeakValueDictionary()
 

@@ -44,7 +44,7 @@ class Reasoning(Task[ReasoningConfig]):
         "checkpoint",
         "logger",
     )
-    changeable_evaluation = ("cluster", "validation", "data.files.validation")
+    changeable_evaluation = ("cluster", "rollout.engine", "validation", "data.files.validation")
     figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:

@@ -59,6 +59,13 @@ def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
     assert found["spec_sha256"] == result.spec_sha256
 
 
+def test_another_engine_gives_the_same_answers(run: Path) -> None:
+    first = evaluate(Reasoning, run, items=6)
+    for other in ("max_running_requests=2", "deterministic=true"):
+        given = ("~rollout.engine", "rollout.engine.type=hf", f"rollout.engine.{other}")
+        assert evaluate(Reasoning, run, overrides=given, items=6) == first
+
+
 def test_a_reward_that_fails_is_told_and_counted(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

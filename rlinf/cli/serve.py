@@ -59,7 +59,7 @@ def policy(
         str,
         typer.Argument(
             metavar="RUN|CHECKPOINT|RECIPE",
-            help="Whose policy acts, by its mode; of a recipe the one that it begins with.",
+            help="Whose policy acts; of a recipe the one that it begins with.",
         ),
     ],
     moved: Moved = None,
@@ -84,6 +84,9 @@ def policy(
         typer.Option(min=0, max=60_000, help="How long a batch waits for other clients, at most."),
     ] = 2.0,
     block_size: BlockSize = None,
+    drawn: Annotated[
+        bool, typer.Option("--drawn", help="Draw actions; default: the mode of the policy acts.")
+    ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Take every newer checkpoint of the run.")
     ] = False,
@@ -118,7 +121,7 @@ def policy(
         keys=keys,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    _serve(acting, settings, block_size, device, made=token is None)
+    _serve(acting, settings, block_size, device, made=token is None, drawn=drawn)
 
 
 def _check_token(token: str | None, *, no_token: bool) -> None:
@@ -193,6 +196,7 @@ def _serve(
     device: str | None,
     *,
     made: bool,
+    drawn: bool,
 ) -> None:
     import torch
 
@@ -216,6 +220,7 @@ def _serve(
         trained.build(spec).to(place),
         version=trained.step,
         block_size=block_size or trained.config.rollout.block_size,
+        deterministic=not drawn,
     )
     server = PolicyServer(
         acting, spec, name=trained.source_name, settings=settings, newest=trained.newer

@@ -161,7 +161,8 @@ class Policy(torch.nn.Module, ABC):
 
     @property
     def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
-        """What :meth:`sample` is given in an evaluation that draws actions: no exploration."""
+        """What :meth:`sample` is given in an evaluation that draws actions, without what is for
+        exploration alone; where it is empty the mode acts."""
         return self.noise
 
     @abstractmethod

@@ -168,7 +168,8 @@ class Server:
         """A config with the server as its policy.
 
         Raises:
-            ConfigError: The run has no policy for actions, or its actions are to be drawn.
+            ConfigError: The run has no policy for actions, or the server draws actions where the
+                mode is to be evaluated, or the other way round.
             ServerError: The server cannot be reached.
         """
         from rlinf.models.config import ModelConfig
@@ -176,12 +177,6 @@ class Server:
         model = getattr(config, "model", None)
         if not isinstance(model, ModelConfig):
             raise ConfigError("--server: only policies for actions are served; leave it out")
-        evaluation: Any = getattr(config, "evaluation", None)
-        if not getattr(evaluation, "deterministic", True):
-            raise ConfigError(
-                "a server acts by the mode of its policy: true, or leave --server out",
-                key="evaluation.deterministic",
-            )
         from pydantic import SecretStr
 
         from rlinf.serving.remote import RemoteConfig
@@ -190,6 +185,13 @@ class Server:
         remote = RemoteConfig(num_action_chunks=model.num_action_chunks, url=self.url, token=token)
         with remote.connect() as client:
             told = client.metadata
+        evaluation: Any = getattr(config, "evaluation", None)
+        if (acts := told.get("deterministic", True)) != evaluation.deterministic:
+            raise ConfigError(
+                f"the server {'acts by the mode of its policy' if acts else 'draws actions'}; "
+                f"legal: {str(acts).lower()}",
+                key="evaluation.deterministic",
+            )
         name, version = f"{told['policy']} step {told['version']} at {self.url}", told["version"]
         remote = remote.model_copy(update={"version": version})
         stem = re.sub(r"[^\w.-]+", "_", str(told["policy"]))[:80]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.models.policy import ActionSample, Policy
+from rlinf.models.policy import ActionSample, Policy, draw_noise
 from rlinf.models.policy_weights import load_travelling
 from rlinf.models.vla.instructions import InstructionTable
 from rlinf.serving.requests import PROMPT, ActionRequest, RefusedRequestError
@@ -42,18 +42,29 @@ class ActingPolicy:
         block_size: Rows of every forward pass of single observations, the last one repeated where
             there are fewer: what a row is answered depends, to the last bit, on nobody else. None:
             as many as there are, equal up to rounding.
+        deterministic: Whether it acts by its mode; else its actions are drawn, as those of an
+            evaluation are, anew for every pass.
     """
 
-    def __init__(self, policy: Policy, *, version: int, block_size: int | None = None) -> None:
+    def __init__(
+        self,
+        policy: Policy,
+        *,
+        version: int,
+        block_size: int | None = None,
+        deterministic: bool = True,
+    ) -> None:
         self.policy, self.version, self.block_size = policy, version, block_size
+        self.deterministic, self._generator = deterministic, torch.Generator()
+        self._generator.seed()
         places = [*policy.parameters(), *policy.buffers()]
         self._device = places[0].device if places else torch.device("cpu")
         self._prompts = [each for each in policy.modules() if isinstance(each, InstructionTable)]
 
     @property
     def continues(self) -> bool:
-        """Whether it takes a prefix."""
-        return isinstance(self.policy, ContinuesChunks)
+        """Whether it takes a prefix; what continues a chunk is guided from the mode's start."""
+        return self.deterministic and isinstance(self.policy, ContinuesChunks)
 
     def check_instruction(self, text: str) -> None:
         """Look whether the policy can be told this; from whichever thread.
@@ -114,9 +125,16 @@ class ActingPolicy:
                     self._tensor([prefix.weights[None] for prefix in prefixes]),
                 )
             else:
-                sample = self.policy.sample(inputs, None)
+                sample = self.policy.sample(inputs, self._noise(inputs))
         actions: np.ndarray = sample.actions.float().cpu().numpy()
         return actions
+
+    def _noise(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+        if self.deterministic:
+            return None
+        rows = (len(next(iter(inputs.values()))),)
+        drawn = draw_noise(self.policy.evaluation_noise, rows, self._generator)
+        return {name: each.to(self._device) for name, each in drawn.items()} or None
 
     def _tensor(self, parts: Sequence[np.ndarray]) -> Tensor:
         # What comes off the wire is read-only, which torch does not know.

@@ -127,6 +127,7 @@ class PolicyServer:
             "tasks": list(spec.task_descriptions),
             "keys": dict(self._settings.keys or {}),
             "prefix": self._policy.continues,
+            "deterministic": self._policy.deterministic,
         }
 
     # -- from the beginning to the end ------------------------------------------------------------

@@ -154,7 +154,10 @@ def _check_mode(subject: PolicySubject) -> str:
     policy = subject.policy()
     first, second = (policy.sample(subject.seen, None).actions for _ in range(2))
     require(torch.equal(first, second), "without noise, two calls give two answers")
-    return "without noise always the same"
+    noise = draw_noise(policy.evaluation_noise, (_ROWS,), torch.Generator().manual_seed(4))
+    first, second = (policy.sample(subject.seen, noise or None).actions for _ in range(2))
+    require(torch.equal(first, second), "the same noise of an evaluation gives other actions")
+    return "without noise, and by that of evaluations, always the same"
 
 
 def _check_replays(subject: PolicySubject) -> str:

@@ -94,6 +94,7 @@ def serving(
     *,
     spec: EnvSpec = SPEC,
     block_size: int | None = None,
+    deterministic: bool = True,
     newest: Any = None,
     keys: Mapping[str, str] | None = None,
     **settings: Any,
@@ -101,7 +102,7 @@ def serving(
     """A server of a policy at a free port."""
     running = Running(
         PolicyServer(
-            ActingPolicy(policy, version=7, block_size=block_size),
+            ActingPolicy(policy, version=7, block_size=block_size, deterministic=deterministic),
             spec,
             name="small",
             settings=ServerSettings(port=0, token=TOKEN, keys=keys, **settings),

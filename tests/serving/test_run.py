@@ -96,7 +96,7 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     assert "--server = 'nonsense' is no address" in capsys.readouterr().err
     drawn = "evaluation.deterministic=false"
     assert main([*words, served.url, "--token", TOKEN, drawn]) == 2
-    assert "a server acts by the mode of its policy" in capsys.readouterr().err
+    assert "acts by the mode of its policy; legal: true" in capsys.readouterr().err
     assert main(["serve", "policy", str(run), "--host", "192.0.2.1"]) == 2
     assert "cannot listen at 192.0.2.1" in capsys.readouterr().err
 

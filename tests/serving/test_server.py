@@ -20,7 +20,7 @@ from websockets.sync.server import serve
 
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.config import CNNConfig
-from rlinf.models.policy import ActionSample, Policy
+from rlinf.models.policy import ActionSample, Policy, draw_noise
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.latency import Histogram
 from rlinf.serving.remote import RemoteConfig
@@ -43,11 +43,15 @@ def running(policy: Policy) -> Any:
 
 def alone(policy: Policy, seed: int) -> np.ndarray:
     """What the policy does in this process."""
+    with torch.inference_mode():
+        return policy.sample(read(seed), None).actions[0].numpy()
+
+
+def read(seed: int) -> dict[str, torch.Tensor]:
+    """An observation as the policy gets it, a batch of one row."""
     row = observation(seed)
     inputs = {name: torch.from_numpy(row[name])[None] for name in ("states", "main_images")}
-    inputs["task_ids"] = torch.tensor([TASKS.index(row["prompt"])])
-    with torch.inference_mode():
-        return policy.sample(inputs, None).actions[0].numpy()
+    return inputs | {"task_ids": torch.tensor([TASKS.index(row["prompt"])])}
 
 
 def test_what_only_the_critic_saw_is_not_asked_for() -> None:
@@ -319,6 +323,21 @@ def test_a_batch_gives_each_row_what_it_gets_alone(policy: Policy, block_size: i
             np.testing.assert_array_equal(found[seed], single[seed])
     assert running.server.latencies.counters["rows"] == 14
     assert running.server.latencies.counters["batches"] == 9
+
+
+def test_a_server_that_draws_actions_answers_by_its_distribution(policy: Policy) -> None:
+    with serving(policy) as running, running.connect() as client:
+        assert client.metadata["deterministic"]
+    with serving(policy, deterministic=False) as running, running.connect() as client:
+        assert not client.metadata["deterministic"]
+        answers = np.stack([client.infer(observation(0))["actions"] for _ in range(200)])
+    noise = draw_noise(policy.noise, (4000,), torch.Generator().manual_seed(0))
+    seen = {name: each.repeat(4000, *(1,) * (each.ndim - 1)) for name, each in read(0).items()}
+    expected = policy.sample(seen, noise).actions.numpy()
+    error = expected.std(axis=0) / np.sqrt(len(answers))
+    assert (error > 0).all()
+    assert (np.abs(answers.mean(axis=0) - expected.mean(axis=0)) < 5 * error).all()
+    np.testing.assert_allclose(answers.std(axis=0), expected.std(axis=0), rtol=0.25)
 
 
 def test_rows_of_one_request_are_one_pass(policy: Policy) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from rlinf.errors import ConfigError
-from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample
+from rlinf.models.policy import RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.action_tokens import ActionTokens, chosen, drawn_tokens, token_log_probs
 from rlinf.models.vla.instructions import (
     Encode,
@@ -141,6 +141,11 @@ class OpenVLAOFTPolicy(_OpenVLA):
     def regresses(self) -> bool:
         """Whether actions are regressed, so that there are no log-probs."""
         return self.network.action_head is not None
+
+    @property
+    def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
+        """See the class above; nothing is drawn where actions are regressed."""
+        return {} if self.regresses else self.noise
 
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None

@@ -80,7 +80,8 @@ def test_a_task_starts_from_its_seed_alone_and_steps(name: str, options: dict[st
             assert not step.faults, step.faults
             records += step.episodes
             seen = step.observations
-    assert all(record.valid and record.episode_len == STEPS for record in records)
+    # A start may be solved already, as SO100's cube that lies at its goal is.
+    assert all(each.valid and (each.episode_len == STEPS or each.success_once) for each in records)
     for key in starts[0]:
         assert np.array_equal(starts[0][key], starts[2][key])
     assert not np.array_equal(starts[0]["states"], starts[1]["states"])

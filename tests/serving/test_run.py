@@ -97,6 +97,13 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     drawn = "evaluation.deterministic=false"
     assert main([*words, served.url, "--token", TOKEN, drawn]) == 2
     assert "acts by the mode of its policy; legal: true" in capsys.readouterr().err
+    draws = Served(str(run), "--token", TOKEN, "--drawn")
+    assert main([*words, draws.url, "--token", TOKEN]) == 2
+    assert "draws actions; legal: false" in capsys.readouterr().err
+    assert main([*words, draws.url, "--token", TOKEN, drawn]) == 0
+    assert "by drawn actions" in capsys.readouterr().out
+    draws.stop(signal.SIGTERM)
+    assert outcomes(run, "spec*_drawn_served_run.json") != outcomes(run, "spec*2_served_run.json")
     assert main(["serve", "policy", str(run), "--host", "192.0.2.1"]) == 2
     assert "cannot listen at 192.0.2.1" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def record(
     out: Annotated[Path, typer.Option(help="Directory of the set; it must not exist yet.")],
     episodes: Annotated[int, typer.Option(min=1, help="Episodes to record.")] = 50,
     num_envs: Annotated[int, typer.Option(min=1, help="Environments at the same time.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, help="Of the episodes and of the noise.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of episodes, noise and draws.")] = 0,
     noise: Annotated[
         float,
         typer.Option(
@@ -74,7 +74,7 @@ def record(
                 f"leave {option} out"
             )
     check_writable(out, "--out")
-    config, actor, name = _played(source, overrides)
+    config, actor, name = _played(source, overrides, seed)
     from rlinf.runners.record import LeRobotFormat
     from rlinf.runners.record import record as play
 
@@ -93,7 +93,7 @@ def record(
             raise typer.Exit(INTERRUPTED)
 
 
-def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None, str]:
+def _played(source: str, overrides: list[str] | None, seed: int) -> tuple[Any, Actor | None, str]:
     """The config that is played in, who acts (None: the simulator's expert), and their name."""
     from rlinf.cli.tasks import check_changed, read_config, task_of_run
     from rlinf.config.load import recipe_names
@@ -111,7 +111,7 @@ def _played(source: str, overrides: list[str] | None) -> tuple[Any, Actor | None
         check_changed(path, overrides, why="a recorded run")
     from rlinf.runners.record import policy_of
 
-    return policy_of(task, path, overrides or [])
+    return policy_of(task, path, overrides or [], seed=seed)
 
 
 def _require_simulator(config_class: type, source: str) -> None:

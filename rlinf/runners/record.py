@@ -19,7 +19,7 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import TASK_IDS, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.policy import ActingThreads
+from rlinf.models.policy import ActingThreads, draw_noise
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
@@ -44,24 +44,29 @@ def recorded_seeds(config: EvaluatedConfig, count: int, seed: int) -> list[int]:
 
 
 def policy_of(
-    task: type[Task[Any]], run: Path, overrides: Sequence[str] = ()
+    task: type[Task[Any]], run: Path, overrides: Sequence[str] = (), *, seed: int = 0
 ) -> tuple[EvaluatedConfig, Actor, str]:
-    """The recipe of a run with ``overrides`` (``key=value``), its policy as who acts, by its mode,
-    and what it is called."""
+    """The recipe of a run with ``overrides`` (``key=value``), its policy as who acts, as it is
+    evaluated (where its actions are drawn, from the ``seed``), and what it is called."""
     trained = TrainedPolicy(task, run, overrides)
+    by_mode = trained.config.evaluation.deterministic
 
     def actor(spec: EnvSpec) -> Act:
         policy = trained.build(spec)
-        threads = ActingThreads(policy)
+        threads, generator = ActingThreads(policy), torch.Generator().manual_seed(seed)
+        specs = {} if by_mode else policy.evaluation_noise
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}
-            threads.choose(len(next(iter(seen.values()))))
-            return policy.sample(seen, noise=None).actions.numpy()
+            rows = len(next(iter(seen.values())))
+            threads.choose(rows)
+            return policy.sample(
+                seen, draw_noise(specs, (rows,), generator) or None
+            ).actions.numpy()
 
         return act
 
-    return trained.config, actor, trained.name
+    return trained.config, actor, trained.name + ("" if by_mode else ", by drawn actions")
 
 
 def record(

@@ -291,6 +291,13 @@ def test_a_trained_policy_is_recorded_with_pictures_that_it_does_not_see(tmp_pat
     assert found.source["actor"] == "run step 1"
     assert found.observations["states"].shape[1:] == (39,)
     assert found.observations["main_images"].shape[1:] == (64, 64, 3)
+    for number in range(2):
+        words[words.index("--out") + 1] = str(tmp_path / f"drawn_{number}")
+        assert main([*words, *pictures, "evaluation.deterministic=false"]) == 0
+    drawn = [Demonstrations.load(tmp_path / f"drawn_{number}") for number in range(2)]
+    assert drawn[0].source["actor"] == "run step 1, by drawn actions"
+    assert np.array_equal(drawn[0].actions, drawn[1].actions)
+    assert not np.array_equal(drawn[0].actions, found.actions)
     capsys.readouterr()
     words[words.index("--out") + 1] = str(tmp_path / "other")
     assert main([*words, "model.hidden_sizes=[8]"]) == 2

@@ -113,7 +113,10 @@ def evaluate(
         return
     options.check(overrides or [])
     path, other = _runs(source, compare, dry_run=dry_run)
-    task = _task_of(source, path, other, overrides or [])
+    from rlinf.cli.tasks import config_of_run, of_other_types
+
+    changed = of_other_types(config_of_run(path), overrides or [])
+    task = _task_of(source, path, other, changed)
 
     from rlinf.monitor.run_directory import showing_warnings
     from rlinf.runners import evaluation
@@ -121,7 +124,7 @@ def evaluate(
     check_writable(evaluation.run_of(path), "run directory")
     with showing_warnings(), lasting("stdout"):
         evaluation.evaluate(
-            task, path, overrides=overrides or [], items=episodes, spec=spec, video=video,
+            task, path, overrides=changed, items=episodes, spec=spec, video=video,
             compare=other, server=options.through,
         )  # fmt: skip
 

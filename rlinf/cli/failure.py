@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rlinf.checkpoint.files import write_atomic
 from rlinf.cli.screen import complain, say
 from rlinf.errors import RLinfError, UserError, own_line, shortened
 from rlinf.scheduler.errors import WorkerCallError
@@ -71,6 +72,24 @@ def nothing_left_if_refused(directory: RunDirectory) -> Iterator[None]:
             directory.discard()
             say(f"the run did not begin, and left nothing behind in {directory.path}")
         raise
+
+
+@contextmanager
+def as_it_was_if_refused(directory: RunDirectory, *names: str) -> Iterator[None]:
+    """Put files of a run back that is refused before it goes on: what it was refused for would be
+    there the next time."""
+    before = {name: file.read_bytes() for name in names
+              if (file := directory.path / name).is_file()}  # fmt: skip
+    begun, directory.begun = directory.begun, False
+    try:
+        yield
+    except Exception as error:
+        if isinstance(_origin(error)[0], UserError) and not directory.begun:
+            for name, content in before.items():
+                write_atomic(directory.path / name, content)
+        raise
+    finally:
+        directory.begun = begun or directory.begun
 
 
 def report(error: Exception) -> int:

@@ -85,7 +85,8 @@ def policy(
     ] = 2.0,
     block_size: BlockSize = None,
     drawn: Annotated[
-        bool, typer.Option("--drawn", help="Draw actions; default: the mode of the policy acts.")
+        bool,
+        typer.Option("--drawn", help="Draw actions; default: as evaluation.deterministic says."),
     ] = False,
     follow: Annotated[
         bool, typer.Option("--follow", help="Take every newer checkpoint of the run.")
@@ -220,7 +221,7 @@ def _serve(
         trained.build(spec).to(place),
         version=trained.step,
         block_size=block_size or trained.config.rollout.block_size,
-        deterministic=not drawn,
+        deterministic=trained.config.evaluation.deterministic and not drawn,
     )
     server = PolicyServer(
         acting, spec, name=trained.source_name, settings=settings, newest=trained.newer

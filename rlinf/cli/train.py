@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rlinf.cli.failure import Debug, nothing_left_if_refused, reporting
+from rlinf.cli.failure import Debug, as_it_was_if_refused, nothing_left_if_refused, reporting
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import CONFIG_FILE, check_new, check_writable, find_run
 from rlinf.cli.screen import say, show_table
@@ -128,9 +128,12 @@ def resume(
     from rlinf.config.dump import to_data, to_yaml
     from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
-    from rlinf.monitor.run_origin import Origin
+    from rlinf.monitor.run_origin import ORIGIN_FILE, Origin
 
-    with RunDirectory.open(path) as directory:
+    with (
+        RunDirectory.open(path) as directory,
+        as_it_was_if_refused(directory, CONFIG_FILE, ORIGIN_FILE, PLAN_FILE),
+    ):
         files = Origin.of(config).files if changed_code else origin.files
         replace(origin, config=to_data(config), files=files).save(path)
         directory.write_config(to_yaml(config))

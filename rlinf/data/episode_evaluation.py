@@ -132,6 +132,11 @@ class EvaluationResult(SpecifiedResult):
             spec.sha256, spec.success, checkpoint, ordered, told, chain_length, deterministic
         )
 
+    @property
+    def manner(self) -> str:
+        """Whose actions were executed."""
+        return "by the mode" if self.deterministic else "by drawn actions"
+
     def scores(self, metric: str = metric) -> np.ndarray:
         """[episodes] float64: 1 for success by the specification's definition; or the returns."""
         if metric == _RETURN:
@@ -233,7 +238,7 @@ class EvaluationResult(SpecifiedResult):
         whole = (
             f"success rate {self.success_rate:.3f} (95 % interval {low:.3f} to {high:.3f}, "
             f"n = {self.n}, spec {self.spec_sha256[:12]})"
-            + ("" if self.deterministic else ", by drawn actions")
+            + ("" if self.deterministic else f", {self.manner}")
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
         for length, episodes in self.reached.items():

@@ -85,6 +85,11 @@ class SpecifiedResult(ABC, _Dataclass):
     checkpoint: str
     """What was evaluated: run and step, or a path."""
 
+    @property
+    def manner(self) -> str:
+        """How it was come by, where there are several ways."""
+        return ""
+
     @abstractmethod
     def scores(self, metric: str) -> np.ndarray:
         """[items] float64, the metric of each item."""
@@ -161,6 +166,11 @@ def compare(
             f"{first.checkpoint} was evaluated by specification {first.spec_sha256[:12]}…, "
             f"{second.checkpoint} by {second.spec_sha256[:12]}…: only results on the same "
             f"{first.items} and seeds can be compared. Evaluate both with one specification."
+        )
+    if first.manner != second.manner:
+        raise ConfigError(
+            f"{first.checkpoint} was evaluated {first.manner}, {second.checkpoint} "
+            f"{second.manner}; nearest: both in one way, which evaluation.deterministic says"
         )
     metric = metric or first.compared_by(second)
     return difference(

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf.envs.results import ACTION_MASK
-from rlinf.errors import RunFailure
+from rlinf.errors import ConfigError, RunFailure
 
 RAW_ACTIONS = "raw_actions"
 """Name in ``forward_inputs`` of the sampled actions before they were clipped to the box."""
@@ -50,6 +50,17 @@ def draw_noise(
 ) -> dict[str, Tensor]:
     """By name [*leading, ...], in the order of the names."""
     return {name: spec.draw(leading, generator) for name, spec in specs.items()}
+
+
+def drawn_in_evaluation(policy: Policy) -> Mapping[str, NoiseSpec]:
+    """:attr:`Policy.evaluation_noise`; ConfigError where it is empty."""
+    if not policy.evaluation_noise:
+        raise ConfigError(
+            f"{type(policy).__name__} has nothing to draw: it gives one action for what it sees; "
+            "legal: true, and a server without --drawn",
+            key="evaluation.deterministic",
+        )
+    return policy.evaluation_noise
 
 
 @dataclass(frozen=True)
@@ -162,7 +173,7 @@ class Policy(torch.nn.Module, ABC):
     @property
     def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
         """What :meth:`sample` is given in an evaluation that draws actions, without what is for
-        exploration alone; where it is empty the mode acts."""
+        exploration alone; empty where nothing is drawn then."""
         return self.noise
 
     @abstractmethod

@@ -56,7 +56,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def __init__(self, config: EvaluatedConfig) -> None:
         self._config = config
-        self.manner = "" if config.evaluation.deterministic else "_drawn"
+        self.suffix = "" if config.evaluation.deterministic else "_drawn"
 
     def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:
         """The episodes that a run is evaluated on."""
@@ -282,7 +282,7 @@ class PlayingTask(Task[EvaluatedT]):
         "source": ("env", "actor"), "rollout": ("env",), "actor": ("env",)
     }  # fmt: skip
     evaluates = ("env", "rollout")
-    changeable_evaluation = ("cluster", "env", "evaluation")
+    changeable_evaluation = ("cluster", "weight_sync", "env", "evaluation")
 
     def __init__(self, config: EvaluatedT, directory: Path) -> None:
         super().__init__(config, directory)

@@ -65,8 +65,8 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 
     films: ClassVar[bool] = False
     """Whether there is something to see."""
-    manner = ""
-    """What the names of results say of how they were come by."""
+    suffix = ""
+    """Of the files of results that are not of the usual way to evaluate."""
 
     def of_run(
         self, groups: Groups, purpose: Purpose, name: str, step: int, *, directory: Path
@@ -180,16 +180,18 @@ class Server:
         from pydantic import SecretStr
 
         from rlinf.serving.remote import RemoteConfig
+        from rlinf.workers.config.acting import EvaluatedConfig
 
         token = None if self.token is None else SecretStr(self.token)
         remote = RemoteConfig(num_action_chunks=model.num_action_chunks, url=self.url, token=token)
         with remote.connect() as client:
             told = client.metadata
-        evaluation: Any = getattr(config, "evaluation", None)
-        if (acts := told.get("deterministic", True)) != evaluation.deterministic:
+        by_mode = told.get("deterministic", True)
+        if isinstance(config, EvaluatedConfig) and by_mode != config.evaluation.deterministic:
+            acts, other = ("acts by the mode of its policy", "with") if by_mode else (
+                "draws actions", "without")  # fmt: skip
             raise ConfigError(
-                f"the server {'acts by the mode of its policy' if acts else 'draws actions'}; "
-                f"legal: {str(acts).lower()}",
+                f"the server {acts}; legal: {str(by_mode).lower()}, or a server {other} --drawn",
                 key="evaluation.deterministic",
             )
         name, version = f"{told['policy']} step {told['version']} at {self.url}", told["version"]
@@ -283,7 +285,7 @@ def _evaluate_one(
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)
         result = evaluator.play(groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.manner}"
+        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.suffix}"
         stem += "" if served is None else f"_served_{served.stem}"
         file = run / "evaluations" / f"{stem}.json"
         print(f"{name}: {result}", flush=True)

@@ -44,7 +44,10 @@ class Reasoning(Task[ReasoningConfig]):
         "checkpoint",
         "logger",
     )
-    changeable_evaluation = ("cluster", "rollout.engine", "validation", "data.files.validation")
+    changeable_evaluation = (
+        "cluster", "weight_sync", "rollout.engine", "actor.tensor_parallel_size",
+        "critic.tensor_parallel_size", "validation", "data.files.validation",
+    )  # fmt: skip
     figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:

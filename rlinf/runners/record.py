@@ -19,7 +19,7 @@ from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
 from rlinf.envs.results import TASK_IDS, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.models.policy import ActingThreads, draw_noise
+from rlinf.models.policy import ActingThreads, draw_noise, drawn_in_evaluation
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
 from rlinf.workers.config.acting import EvaluatedConfig
@@ -54,7 +54,7 @@ def policy_of(
     def actor(spec: EnvSpec) -> Act:
         policy = trained.build(spec)
         threads, generator = ActingThreads(policy), torch.Generator().manual_seed(seed)
-        specs = {} if by_mode else policy.evaluation_noise
+        specs = {} if by_mode else drawn_in_evaluation(policy)
 
         def act(observations: Observations) -> np.ndarray:
             seen = {name: torch.from_numpy(array) for name, array in observations.items()}

@@ -113,7 +113,7 @@ class Run:
             if former is None:
                 self.task.begin(self)
                 self._state_of_task()  # of a wrong form it would be found after steps to commit
-                self.directory.begun = True
+            self.directory.begun = True
             self._warm_up()
             observe = self._observer()
             self._progress = stack.enter_context(

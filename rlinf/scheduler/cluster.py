@@ -68,6 +68,7 @@ class Cluster(NodeTable, ClusterMembers):
         show_log()
         self.distributed_log_dir = distributed_log_dir
         self._services: DriverServices | None = None
+        before = current_process()
         try:
             if num_nodes is None and cluster_cfg is None:
                 self._attach()
@@ -79,15 +80,13 @@ class Cluster(NodeTable, ClusterMembers):
         except BaseException:
             self._ready = True  # so far as it has come
             self.shutdown()
+            set_process(before)
             raise
         self._ready = True
 
     def _create(self, config: ClusterConfig, *, all_nodes: bool) -> None:
         """Start the cluster that this process drives."""
         deadline = deadline_seconds(config)
-        traced, tracer = config.tracer, None
-        if traced and traced.enable:
-            tracer = Tracer(traced.output_file or _DEFAULT_TRACE_FILE)
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
 
@@ -97,6 +96,9 @@ class Cluster(NodeTable, ClusterMembers):
             from rlinf.scheduler.runtime.ray import RayRuntime
 
             self.runtime = RayRuntime(config, deadline, all_nodes=all_nodes)
+        traced, tracer = config.tracer, None
+        if traced and traced.enable:
+            tracer = Tracer(traced.output_file or _DEFAULT_TRACE_FILE)
         self.config = config
         process = self.runtime.process
         self._services = DriverServices(process, tracer, config.slow_links())

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from rlinf.models.policy import ActionSample, Policy, draw_noise
+from rlinf.models.policy import ActionSample, Policy, draw_noise, drawn_in_evaluation
 from rlinf.models.policy_weights import load_travelling
 from rlinf.models.vla.instructions import InstructionTable
 from rlinf.serving.requests import PROMPT, ActionRequest, RefusedRequestError
@@ -40,8 +40,8 @@ class ActingPolicy:
         policy: On its device, in evaluation mode.
         version: Of its weights.
         block_size: Rows of every forward pass of single observations, the last one repeated where
-            there are fewer: what a row is answered depends, to the last bit, on nobody else. None:
-            as many as there are, equal up to rounding.
+            there are fewer: what a row is answered by the mode depends, to the last bit, on nobody
+            else. None: as many as there are, equal up to rounding.
         deterministic: Whether it acts by its mode; else its actions are drawn, as those of an
             evaluation are, anew for every pass.
     """
@@ -57,6 +57,7 @@ class ActingPolicy:
         self.policy, self.version, self.block_size = policy, version, block_size
         self.deterministic, self._generator = deterministic, torch.Generator()
         self._generator.seed()
+        self._noise = {} if deterministic else drawn_in_evaluation(policy)
         places = [*policy.parameters(), *policy.buffers()]
         self._device = places[0].device if places else torch.device("cpu")
         self._prompts = [each for each in policy.modules() if isinstance(each, InstructionTable)]
@@ -125,15 +126,13 @@ class ActingPolicy:
                     self._tensor([prefix.weights[None] for prefix in prefixes]),
                 )
             else:
-                sample = self.policy.sample(inputs, self._noise(inputs))
+                sample = self.policy.sample(inputs, self._drawn(inputs))
         actions: np.ndarray = sample.actions.float().cpu().numpy()
         return actions
 
-    def _noise(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
-        if self.deterministic:
-            return None
+    def _drawn(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
         rows = (len(next(iter(inputs.values()))),)
-        drawn = draw_noise(self.policy.evaluation_noise, rows, self._generator)
+        drawn = draw_noise(self._noise, rows, self._generator)
         return {name: each.to(self._device) for name, each in drawn.items()} or None
 
     def _tensor(self, parts: Sequence[np.ndarray]) -> Tensor:

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
-from rlinf.models.policy import ActionEvaluation, ActionSample, NoiseSpec, Policy
+from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.requests import BATCH
 
@@ -47,7 +47,7 @@ class RemoteConfig(ModelConfig):
 
 class RemotePolicy(Policy):
     """Asks a server, one request for each forward pass: its rows share one there as well, so that
-    answers are those of the same policy in this process, to the bit, on an equal device.
+    answers by its mode are those of the policy in this process, to the bit, on an equal device.
 
     Raises:
         ConfigError: The server has a policy for other observations, actions or chunks.
@@ -83,15 +83,9 @@ class RemotePolicy(Policy):
                 raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "
                                   f"{wanted}; serve a policy of the same environment")  # fmt: skip
 
-    @property
-    def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
-        """Nothing: it is the server that draws, or does not."""
-        return {}
-
     def sample(self, observations: Mapping[str, Tensor], noise: Any) -> ActionSample:
-        """What the server answers, which tells no log-probs (NaN)."""
-        if noise is not None:
-            raise ValueError("a policy behind a server draws there: noise must be None")
+        """What the server answers, which draws itself, and tells no log-probs (NaN)."""
+        del noise
         arrays = {name: observations[name].cpu().numpy() for name in self._asked}
         rows = len(next(iter(arrays.values())))
         batch = [{name: array[row] for name, array in arrays.items()} for row in range(rows)]

@@ -22,6 +22,7 @@ from rlinf.models.policy import (
     NoiseSpec,
     Policy,
     draw_noise,
+    drawn_in_evaluation,
     of_own_dimensions,
     require_finite,
     told_elsewhere,
@@ -33,6 +34,8 @@ from rlinf.workers.context import WorkerContext
 
 _NOISE = "noise."
 _NOISE_STEPS = 16
+_EVALUATION = 2
+"""What sets the random numbers of evaluations apart from those of training; 1 is of a replay."""
 
 
 class RolloutWorker(StageWorker):
@@ -257,8 +260,14 @@ class _Noise:
     neither the split of the environments nor the order of the exchanges matters.
     """
 
-    def __init__(self, key: tuple[int, ...], num_envs: int, specs: Mapping[str, NoiseSpec]) -> None:
-        self._key, self._num_envs, self._specs = key, num_envs, specs
+    def __init__(
+        self,
+        key: tuple[int, ...],
+        num_envs: int,
+        specs: Mapping[str, NoiseSpec],
+        purpose: tuple[int, ...] = (),
+    ) -> None:
+        self._key, self._num_envs, self._specs, self._purpose = key, num_envs, specs, purpose
         self._drawn: dict[int, dict[str, torch.Tensor]] = {}
 
     @classmethod
@@ -272,13 +281,14 @@ class _Noise:
         played = config.evaluation
         if played.deterministic:
             return None
-        return cls((played.seed,), played.num_envs, policy.evaluation_noise)
+        return cls((played.seed,), played.num_envs, drawn_in_evaluation(policy), (_EVALUATION,))
 
     def rows(self, batch: ObservationBatch) -> dict[str, torch.Tensor]:
         """By name [n, ...], noise of a sub-batch at its time."""
         part, time = divmod(batch.time, _NOISE_STEPS)
         if part not in self._drawn:
-            seed = np.random.SeedSequence((*self._key, part)).generate_state(1, np.uint64)[0]
+            sequence = np.random.SeedSequence((*self._key, part), spawn_key=self._purpose)
+            seed = sequence.generate_state(1, np.uint64)[0]
             generator = torch.Generator().manual_seed(int(seed >> np.uint64(1)))
             leading = (_NOISE_STEPS, self._num_envs)
             self._drawn[part] = draw_noise(self._specs, leading, generator)

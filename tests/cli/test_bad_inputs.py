@@ -360,7 +360,10 @@ def test_runs_and_checkpoints_are_not_mistaken(
     fixed = refused(capsys, ["eval", run, "model.hidden_sizes=[8]", "evaluation.episodes=3"])
     contains(
         fixed,
-        ["model.hidden_sizes = [8] (it was [64, 64])", "Changeable: cluster, env, evaluation"],
+        [
+            "model.hidden_sizes = [8] (it was [64, 64])",
+            "Changeable: cluster, weight_sync, env, evaluation",
+        ],
     )
     unknown = refused(capsys, ["eval", run, "env.train.options.task=door-closed-v3"])
     contains(unknown, ["env.train.options.task = 'door-closed-v3'", "door-close-v3"])

@@ -238,6 +238,14 @@ def test_results_of_different_specs_are_not_compared():
         compare(first, second)
 
 
+def test_results_by_the_mode_and_by_drawn_actions_are_not_compared():
+    by_mode = played(a_spec(2), [True, True])
+    drawn = replace(by_mode, deterministic=False)
+    with pytest.raises(ConfigError, match=r"by the mode, .* by drawn actions; nearest: both in"):
+        compare(by_mode, drawn)
+    assert compare(drawn, drawn).metric == "success rate"
+
+
 def test_a_suite_has_a_rate_for_every_task_and_names_what_was_not_played():
     spec = a_spec(6)
     successes, tasks = [True, False, True, True, False, False], [0, 1, 0, 1, 1, 0]

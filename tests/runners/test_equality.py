@@ -60,7 +60,6 @@ def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
 
 
 @needs_two_cores
-@needs_two_cores
 def test_evaluations_by_drawn_actions_do_not_depend_on_who_plays(reference, tmp_path):
     drawn = ("rollout.block_size=4", "evaluation.deterministic=false")
     one = train(tmp_path / "one", *drawn)
@@ -76,6 +75,7 @@ def test_evaluations_by_drawn_actions_do_not_depend_on_who_plays(reference, tmp_
         np.testing.assert_array_equal(each, trained[1][name], err_msg=name)
 
 
+@needs_two_cores
 def test_means_over_episodes_do_not_depend_on_who_played_them(tmp_path):
     short = ("env.train.max_episode_steps=5", "runner.total_env_steps=512", *SPLIT)
     one, two = (

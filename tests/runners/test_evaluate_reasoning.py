@@ -59,10 +59,12 @@ def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
     assert found["spec_sha256"] == result.spec_sha256
 
 
-def test_another_engine_gives_the_same_answers(run: Path) -> None:
+def test_other_settings_of_the_engine_give_the_same_answers(run: Path) -> None:
     first = evaluate(Reasoning, run, items=6)
-    for other in ("max_running_requests=2", "deterministic=true"):
-        given = ("~rollout.engine", "rollout.engine.type=hf", f"rollout.engine.{other}")
+    for given in (
+        ("rollout.engine.max_running_requests=2",),
+        ("~rollout.engine", "rollout.engine.type=hf", "~weight_sync", "weight_sync.type=bucket"),
+    ):
         assert evaluate(Reasoning, run, overrides=given, items=6) == first
 
 

@@ -199,10 +199,15 @@ def test_a_run_goes_on_and_is_evaluated_where_it_is_placed_otherwise(
     two = ("cluster.cpu_devices_per_node=2", "rollout.block_size=4")
     finish("train", recipe, *two, apart, ends, "--run-dir", str(run))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    assert main(["resume", str(run)]) == 2
-    told = capsys.readouterr().err
-    assert "cpu_devices_per_node is 2" in told
-    assert "Error" not in told
+    kept = {name: (run / name).read_bytes() for name in ("config.yaml", "origin.json", "plan.yaml")}
+    elsewhere = ["cluster.runtime=ray", "cluster.num_nodes=3", "cluster.cpu_devices_per_node=1"]
+    for words in (["resume", str(run)], ["eval", str(run)], ["resume", str(run), *elsewhere]):
+        assert main(words) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: ")
+        assert ("cpu_devices_per_node is 2" in told) == (len(words) == 2)
+        assert "Error" not in told
+        assert kept == {name: (run / name).read_bytes() for name in kept}
     here = ["cluster.cpu_devices_per_node=1", "cluster.component_placement={}"]
     finish("resume", str(run), "runner.total_env_steps=1024", *here)
     support.assert_equal_runs(whole, run)

@@ -398,31 +398,45 @@ def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
 
 
 REFUSED = """
-    import psutil
+    import pathlib, psutil, sys
     from rlinf.scheduler import Cluster, NodePlacementStrategy
     from tests.scheduler.workers import Basic
 
-    for wrong in (
-        {"runtime": "local", "cpu_devices_per_node": 9999},
-        {"runtime": "local", "node_groups": [{"label": "a", "node_ranks": 3}]},
-        {"runtime": "ray", "node_groups": [{"label": "a", "node_ranks": 3}]},
-    ):
+    trace = pathlib.Path(sys.argv[1])
+
+    def refused(why, **config):
         try:
-            Cluster(cluster_cfg=wrong | {"num_nodes": 1})
+            Cluster(cluster_cfg={"num_nodes": 1} | config)
         except ValueError as error:
-            assert "9999" in str(error) or "out of range" in str(error), error
+            assert why in str(error), error
         else:
-            raise AssertionError(wrong)
+            raise AssertionError(config)
+
+    tracer = {"enable": True, "output_file": str(trace)}
+    refused("9999", runtime="local", cpu_devices_per_node=9999, tracer=tracer)
+    assert not Cluster.has_initialized()
+    assert not trace.exists()
+
+    def late(cluster, nodes):
+        raise ValueError("after the runtime has started")
+
+    set_nodes, Cluster._set_nodes = Cluster._set_nodes, late
+    for runtime in ("local", "ray"):
+        refused("after the runtime", runtime=runtime)
         assert not Cluster.has_initialized()
         assert not [each for each in psutil.Process().children() if each.name() == "raylet"]
+    Cluster._set_nodes = set_nodes
     cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "local"})
     group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "later")
+    assert group.add(1).wait() == [(0, 2)]
+    del Cluster._instance
+    refused("num_nodes must be 1", runtime="local", num_nodes=2)
     assert group.add(1).wait() == [(0, 2)]
 """
 
 
-def test_a_cluster_that_is_refused_leaves_nothing_behind():
-    script = Warm(["-c", textwrap.dedent(REFUSED)])
+def test_a_cluster_that_is_refused_leaves_nothing_behind(tmp_path):
+    script = Warm(["-c", textwrap.dedent(REFUSED), str(tmp_path / "trace.jsonl")])
     _, errors = script.communicate(timeout=120)
     assert script.wait() == 0, errors
 

@@ -123,6 +123,11 @@ class ACTPolicy(VisuomotorPolicy):
 
     # -- acting -------------------------------------------------------------------------------
 
+    @property
+    def evaluation_noise(self) -> Mapping[str, NoiseSpec]:
+        """Nothing: the deviation is for exploration alone."""
+        return {}
+
     @torch.inference_mode()
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None

@@ -326,8 +326,8 @@ class TokenConfig(VLAConfig):
     """What models have whose actions are tokens."""
 
     temperature: float = Field(default=1.0, gt=0)
-    """Logits of the tokens are divided by it, in rollout and training alike; the most probable
-    tokens are taken in evaluation."""
+    """Logits of the tokens are divided by it, in rollout and training alike; in evaluation the most
+    probable tokens are taken, where it is deterministic."""
     top_k: int = Field(default=0, ge=0, le=256)
     """Only so many of the most probable tokens of a dimension are drawn; 0: all 256."""
     max_prompt_tokens: int = Field(default=64, ge=1)

@@ -18,6 +18,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import type_of_directory
 from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy import drawn_in_evaluation
 from rlinf.models.policy_weights import travelling
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
 from rlinf.models.visuomotor.act_policy import ACTPolicy
@@ -256,3 +257,9 @@ def test_tiny_is_small_and_needs_no_states() -> None:
     found = [each.sample(inputs, None).actions for each in (one, again, other)]
     assert torch.equal(found[0], found[1])
     assert not torch.equal(found[0], found[2])
+
+
+def test_an_evaluation_has_nothing_to_draw() -> None:
+    with pytest.raises(ConfigError, match=r"ACTPolicy has nothing to draw.*legal: true"):
+        drawn_in_evaluation(tiny("act"))
+    assert drawn_in_evaluation(tiny("diffusion")).keys() == {"start"}

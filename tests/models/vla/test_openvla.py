@@ -185,6 +185,7 @@ def test_regression_imitates_and_is_not_explored():
         policy.sample(seen, _noise())
     with pytest.raises(ConfigError, match="no log-probs"):
         policy.evaluate_actions({**seen, **sample.forward_inputs})
+    assert not policy.evaluation_noise
 
 
 @pytest.mark.parametrize("part", ["main_images", "states", "task_ids"])

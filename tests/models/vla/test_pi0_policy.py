@@ -140,24 +140,14 @@ def test_each_row_draws_its_own_random_step(kind: str) -> None:
     assert set(found.tolist()) == set(range(STEPS - 1))
 
 
-def test_without_noise_it_is_the_ode_from_zero(policy: PI0Policy) -> None:
-    sample = policy.sample(seen(), None)
-    x = torch.zeros(ROWS, CHUNK, 3)
-    with torch.no_grad():
-        prefix, states = policy._read(seen())
-        for step in range(STEPS):
-            time = torch.full((ROWS,), 1 - step / STEPS)
-            x = x - policy.network.denoise(prefix, x, time, states)[0] / STEPS
-    low, high = torch.tensor(SPEC.action_low), torch.tensor(SPEC.action_high)
-    expected = ((x + 1) / 2 * (high - low) + low).clamp(low, high)
-    torch.testing.assert_close(sample.actions, expected, atol=1e-5, rtol=0)
-
-
-def test_a_drawn_evaluation_is_the_ode_from_noise(policy: PI0Policy) -> None:
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_an_evaluation_is_the_ode_from_zero_or_from_noise(
+    policy: PI0Policy, deterministic: bool
+) -> None:
     assert policy.evaluation_noise.keys() == {"start"}
     noise = draw_noise(policy.evaluation_noise, (ROWS,), torch.Generator().manual_seed(5))
-    sample = policy.sample(seen(), noise)
-    x = noise["start"]
+    sample = policy.sample(seen(), None if deterministic else noise)
+    x = torch.zeros(ROWS, CHUNK, 3) if deterministic else noise["start"]
     with torch.no_grad():
         prefix, states = policy._read(seen())
         for step in range(STEPS):

@@ -78,15 +78,18 @@ def nothing_left_if_refused(directory: RunDirectory) -> Iterator[None]:
 def as_it_was_if_refused(directory: RunDirectory, *names: str) -> Iterator[None]:
     """Put files of a run back that is refused before it goes on: what it was refused for would be
     there the next time."""
-    before = {name: file.read_bytes() for name in names
-              if (file := directory.path / name).is_file()}  # fmt: skip
+    files = [directory.path / name for name in names]
+    before = {file: file.read_bytes() if file.is_file() else None for file in files}
     begun, directory.begun = directory.begun, False
     try:
         yield
     except Exception as error:
         if isinstance(_origin(error)[0], UserError) and not directory.begun:
-            for name, content in before.items():
-                write_atomic(directory.path / name, content)
+            for file, content in before.items():
+                if content is None:
+                    file.unlink(missing_ok=True)
+                else:
+                    write_atomic(file, content)
         raise
     finally:
         directory.begun = begun or directory.begun

@@ -18,6 +18,7 @@ from rlinf.runners.embodied import Embodied
 from rlinf.runners.groups import Groups
 from rlinf.runners.run import Run
 from rlinf.scheduler import Cluster
+from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
 from rlinf.workers.env import EnvWorker
 
 from . import reasoning_support, supervised_support, support
@@ -198,6 +199,7 @@ def test_a_run_goes_on_and_is_evaluated_where_it_is_placed_otherwise(
     finish("train", recipe, "rollout.block_size=4", "--run-dir", str(whole))
     two = ("cluster.cpu_devices_per_node=2", "rollout.block_size=4")
     finish("train", recipe, *two, apart, ends, "--run-dir", str(run))
+    monkeypatch.delenv(OVERSUBSCRIBE_VARIABLE, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
     kept = {name: (run / name).read_bytes() for name in ("config.yaml", "origin.json", "plan.yaml")}
     elsewhere = ["cluster.runtime=ray", "cluster.num_nodes=3", "cluster.cpu_devices_per_node=1"]

@@ -413,7 +413,7 @@ REFUSED = """
             raise AssertionError(config)
 
     tracer = {"enable": True, "output_file": str(trace)}
-    refused("9999", runtime="local", cpu_devices_per_node=9999, tracer=tracer)
+    refused("num_nodes must be 1", runtime="local", num_nodes=2, tracer=tracer)
     assert not Cluster.has_initialized()
     assert not trace.exists()
 

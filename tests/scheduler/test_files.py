@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.scheduler.errors import SchedulerError
-from rlinf.scheduler.process import Process, set_process
+from rlinf.scheduler.process import Process, current_process, set_process
 from rlinf.scheduler.services import shared_directory as files
 from rlinf.scheduler.services.shared_directory import SharedDirectory, WrittenFiles, place_for
 from rlinf.scheduler.transport.blocks import BlockPool
@@ -42,8 +42,9 @@ def nodes(tmp_path, monkeypatch) -> Iterator[list[Process]]:
                 deadline_seconds=20,
             )
         )
+    before = current_process()  # of a cluster that several tests share
     yield processes
-    set_process(None)
+    set_process(before)
     for process in processes:
         process.endpoint.close()
     owned.close()

@@ -57,6 +57,8 @@ class RolloutWorker(StageWorker):
         self._env_spec = env_spec
         with told_elsewhere():  # by the actor
             self._policy = config.build_policy(env_spec).eval()
+        if not config.evaluation.deterministic:  # refused now, and not when training has ended
+            drawn_in_evaluation(self._policy)
         self._policy.to(self.compute_device)
         parties = Parties(sender="actor", receiver="rollout", receivers=self._world_size)
         self._threads = ActingThreads(self._policy)

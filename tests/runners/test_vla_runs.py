@@ -335,6 +335,18 @@ def test_instructions_of_the_simulator_are_read_in_training(tmp_path: Path) -> N
     assert not torch.equal(actions[0], actions[1])
 
 
+def test_nothing_to_draw_in_evaluations_is_refused_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = write_recipe(tmp_path, "model.type=act"), tmp_path / "run"
+    words = ["train", str(recipe), "--run-dir", str(run), "model.type=act", "~model.value_head"]
+    assert main([*words, "evaluation.deterministic=false"]) == 2
+    told = capsys.readouterr()
+    assert "evaluation.deterministic: ACTPolicy has nothing to draw" in told.err
+    assert "left nothing behind" in told.out
+    assert not run.exists()
+
+
 def test_states_that_are_not_shown_are_told_once_in_a_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -78,6 +78,8 @@ class Cluster(NodeTable, ClusterMembers):
 
                 self._create(read_config(num_nodes, cluster_cfg), all_nodes=num_nodes == 0)
         except BaseException:
+            if self._services is None and hasattr(self, "runtime"):
+                self.runtime.shutdown()
             self._ready = True  # so far as it has come
             self.shutdown()
             set_process(before)

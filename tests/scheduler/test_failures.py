@@ -399,6 +399,7 @@ def test_a_program_that_stops_ray_itself_begins_again_and_keeps_its_own():
 
 REFUSED = """
     import pathlib, psutil, sys
+    from rlinf.errors import UserError
     from rlinf.scheduler import Cluster, NodePlacementStrategy
     from tests.scheduler.workers import Basic
 
@@ -407,7 +408,7 @@ REFUSED = """
     def refused(why, **config):
         try:
             Cluster(cluster_cfg={"num_nodes": 1} | config)
-        except ValueError as error:
+        except (UserError, ValueError) as error:
             assert why in str(error), error
         else:
             raise AssertionError(config)
@@ -420,11 +421,14 @@ REFUSED = """
     def late(cluster, nodes):
         raise ValueError("after the runtime has started")
 
-    set_nodes, Cluster._set_nodes = Cluster._set_nodes, late
+    set_nodes = Cluster._set_nodes
+    traced = {"tracer": {"enable": True, "output_file": "/proc/none/trace.jsonl"}}
     for runtime in ("local", "ray"):
-        refused("after the runtime", runtime=runtime)
-        assert not Cluster.has_initialized()
-        assert not [each for each in psutil.Process().children() if each.name() == "raylet"]
+        for why, given in (("cannot be written", traced), ("after the runtime", {})):
+            Cluster._set_nodes = set_nodes if given else late
+            refused(why, runtime=runtime, **given)
+            assert not Cluster.has_initialized()
+            assert not [each for each in psutil.Process().children() if each.name() == "raylet"]
     Cluster._set_nodes = set_nodes
     cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "local"})
     group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "later")

@@ -17,7 +17,7 @@ WORDS = [
     "train", "quickstart", "env.num_envs=2", "rollout.steps=4", "runner.total_env_steps=16",
     "actor.global_batch_size=8", "evaluation.interval=0", "evaluation.episodes=2",
     "evaluation.num_envs=2", "evaluation.video_episodes=0", "evaluation.stop_at_success=null",
-    "env.train.max_episode_steps=8", "logger.backends=[]",
+    "env.train.max_episode_steps=8", "env.train.processes=1", "logger.backends=[]",
 ]  # fmt: skip
 
 

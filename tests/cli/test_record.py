@@ -19,7 +19,10 @@ from rlinf.errors import ConfigError
 from rlinf.runners import record
 from rlinf.runners.record import LeRobotFormat, recorded_seeds
 
-SHORT = ["env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20"]
+SHORT = [
+    "env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20",
+    "env.train.processes=1",
+]  # fmt: skip
 
 
 def test_an_expert_is_recorded_and_its_set_checked(tmp_path, capsys):

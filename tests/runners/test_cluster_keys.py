@@ -11,6 +11,7 @@ from rlinf.runners.evaluation import evaluate
 from rlinf.runners.off_policy import OffPolicy
 
 from . import off_policy_support, reasoning_support, support
+from .killing import finish
 from .support import metrics
 
 PLACED = "{'env,rollout,actor': {node_group: LABEL, placement: '0'}}"
@@ -69,16 +70,14 @@ ON_RAY = "cluster.runtime=ray"
 
 def test_workers_have_the_environment_that_a_node_group_sets(tmp_path: Path) -> None:
     pytest.importorskip("ray")
-    (tmp_path / "told.py").write_text(
-        "import os\n\ndef told(sample):\n    return float(os.environ['RLINF_TEST_TOLD'])\n"
-    )
     group = node_group("told", env_vars="[{RLINF_TEST_TOLD: 7}]")
-    function = f"reward.functions={{told: {{type: function, function: {tmp_path}/told.py:told}}}}"
-    small = ("runner.total_steps=1", "~warm_start", "~validation", "~reward.functions.answer")
-    run = reasoning_support.train(
-        tmp_path, *small, ON_RAY, f"cluster.node_groups=[{group}]", function
-    )
-    assert [line["reward/told"] for line in metrics(run) if "reward/told" in line] == [7.0]
+    words = ("runner.total_env_steps=128", "evaluation.interval=0", "evaluation.episodes=1",
+             "env.train.options={id: 'tests.runners.odd_envs:Told-v0'}")  # fmt: skip
+    run = tmp_path / "run"
+    recipe = str(support.write_recipe(tmp_path))
+    finish("train", recipe, "--run-dir", str(run), ON_RAY, f"cluster.node_groups=[{group}]", *words)
+    (line,) = metrics(run)
+    assert line["env/reward"] == 7.0
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
-from pathlib import Path
 
-import gymnasium
 import imageio_ffmpeg
 import numpy as np
 import pytest
@@ -22,8 +20,8 @@ from rlinf.runners.embodied_evaluation import EpisodeEvaluator
 from rlinf.runners.groups import Groups
 from rlinf.workers.env import EnvWorker, EvaluationReport
 
+from . import odd_envs
 from .killing import finish, train_without_a_simulator
-from .pictures import Dot
 from .support import metrics, small_config, write_recipe
 from .test_resume import overrides
 
@@ -45,34 +43,9 @@ def test_a_checkpoint_is_written_for_the_time_that_has_passed(tmp_path):
     assert len({path.name for path in run.glob("checkpoints/step_*")}) == len(metrics(run))
 
 
-class Unseen(Dot):
-    """Its position alone; no picture of it can be drawn."""
-
-    def __init__(self, render_mode=None):
-        super().__init__(render_mode)
-        self.observation_space = self.observation_space["position"]
-
-    def render(self):
-        raise RuntimeError("no graphics card was found")
-
-    def _seen(self):
-        return self._position.copy()
-
-
-class Seen(Unseen):
-    """Its position alone, at ten actions a second; pictures of it are videos alone."""
-
-    def render(self):
-        return Dot.render(self)
-
-
-gymnasium.register("Unseen-v0", entry_point=Unseen)
-gymnasium.register("Seen-v0", entry_point=Seen)
-
-
 def test_a_video_lasts_as_long_as_its_episodes(tmp_path):
     words = [
-        "env.train.options={id: 'tests.runners.test_faults:Seen-v0', render_mode: rgb_array}",
+        "env.train.options={id: 'tests.runners.odd_envs:Seen-v0', render_mode: rgb_array}",
         "runner.total_env_steps=128",
         "model.num_action_chunks=2",
         "evaluation.video_episodes=2",
@@ -86,14 +59,14 @@ def test_a_video_lasts_as_long_as_its_episodes(tmp_path):
 def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplog):
     recipe = write_recipe(tmp_path)
     words = [
-        "env.train.options={id: 'tests.runners.test_faults:Unseen-v0'}",
+        "env.train.options={id: 'tests.runners.odd_envs:Unseen-v0'}",
         "runner.total_env_steps=128",
         "evaluation.video_episodes=1",
     ]
     finish("train", str(recipe), f"runner.output_dir={tmp_path}", *words)
     said = [record.message for record in caplog.records if "no video" in record.message]
     assert len(said) == 1
-    place = f"({__file__} line "
+    place = f"({odd_envs.__file__} line "
     assert said[0].startswith(f"no video: no graphics card was found {place}")
     assert said[0].endswith("; `rlinf doctor` says what rendering needs.")
     assert "\n" not in said[0]
@@ -116,25 +89,9 @@ def test_the_video_of_a_specification_shows_its_episodes(tmp_path, monkeypatch):
     assert evaluator.film(None, spec, tmp_path / "none.mp4") is None
 
 
-class Breaks(Unseen):
-    """It fails now and then, and takes actions far from 0."""
-
-    def __init__(self, render_mode=None):
-        super().__init__(render_mode)
-        self.action_space = gymnasium.spaces.Box(100.0, 200.0, (2,), np.float32)
-
-    def step(self, action):
-        if self.np_random.random() < 0.02:
-            raise RuntimeError("the gripper broke")
-        return super().step((action - np.float32(150.0)) / np.float32(50.0))
-
-
-gymnasium.register("Breaks-v0", entry_point=Breaks)
-
-
 def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_path, caplog, capsys):
     words = [
-        "env.train.options={id: 'tests.runners.test_faults:Breaks-v0'}",
+        "env.train.options={id: 'tests.runners.odd_envs:Breaks-v0'}",
         "env.train.max_fault_rate=1.0",
         "runner.total_env_steps=384",
         "evaluation.interval=0",
@@ -156,22 +113,12 @@ def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_pat
     assert "the simulator did not finish" in said
 
 
-class Unmade(Unseen):
-    """Needs what is not there."""
-
-    def __init__(self, render_mode=None):
-        raise ImportError("libsimulator.so is missing")
-
-
-gymnasium.register("Unmade-v0", entry_point=Unmade)
-
-
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
-    options = "options={id: 'tests.runners.test_faults:Unmade-v0'}"
+    options = "options={id: 'tests.runners.odd_envs:Unmade-v0'}"
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1
     told, _ = capsys.readouterr().err.splitlines()[-2:]
     raised = "an env process failed: ImportError: libsimulator.so is missing"
-    assert f"{raised} ({Path(__file__)} line " in told
+    assert f"{raised} ({odd_envs.__file__} line " in told
 
 
 @pytest.mark.parametrize(

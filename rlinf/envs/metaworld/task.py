@@ -22,7 +22,11 @@ _GL_CHOICE = os.environ.setdefault("MUJOCO_GL", "disable")
 
 import mujoco  # noqa: E402
 from gymnasium.utils import seeding  # noqa: E402
-from metaworld.env_dict import ALL_V3_ENVIRONMENTS  # noqa: E402
+
+from rlinf.envs.metaworld.deferred import deferred_rotations  # noqa: E402
+
+with deferred_rotations():
+    from metaworld.env_dict import ALL_V3_ENVIRONMENTS
 
 from rlinf.envs.metaworld.quick import quick_class  # noqa: E402
 from rlinf.envs.mujoco.picture import Painter  # noqa: E402

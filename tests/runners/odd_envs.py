@@ -1,0 +1,64 @@
+"""Environments that draw nothing, break, cannot be built, or tell what their process was told;
+light, as every env process imports them."""
+
+from __future__ import annotations
+
+import os
+
+import gymnasium
+import numpy as np
+
+from .pictures import Dot
+
+
+class Unseen(Dot):
+    """Its position alone; no picture of it can be drawn."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.observation_space = self.observation_space["position"]
+
+    def render(self):
+        raise RuntimeError("no graphics card was found")
+
+    def _seen(self):
+        return self._position.copy()
+
+
+class Seen(Unseen):
+    """Its position alone, at ten actions a second; pictures of it are videos alone."""
+
+    def render(self):
+        return Dot.render(self)
+
+
+class Breaks(Unseen):
+    """It fails now and then, and takes actions far from 0."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        self.action_space = gymnasium.spaces.Box(100.0, 200.0, (2,), np.float32)
+
+    def step(self, action):
+        if self.np_random.random() < 0.02:
+            raise RuntimeError("the gripper broke")
+        return super().step((action - np.float32(150.0)) / np.float32(50.0))
+
+
+class Unmade(Unseen):
+    """Needs what is not there."""
+
+    def __init__(self, render_mode=None):
+        raise ImportError("libsimulator.so is missing")
+
+
+class Told(Unseen):
+    """Every step earns what a variable says."""
+
+    def step(self, action):
+        seen, _, *rest = super().step(action)
+        return seen, float(os.environ["RLINF_TEST_TOLD"]), *rest
+
+
+for entry in (Unseen, Seen, Breaks, Unmade, Told):
+    gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)

@@ -4,17 +4,19 @@
     python benchmarks/simulators.py metaworld panda_gym --seconds 2 --turns 9
     python benchmarks/simulators.py --pictures               # with a picture 128 x 128 at each step
     python benchmarks/simulators.py --own-envs 8             # its own loop steps eight as well
+    python benchmarks/simulators.py mjlab --starts 5         # both sides begin anew five times
     python benchmarks/simulators.py --vector                 # 64 envs beside AsyncVectorEnv
 
-Both sides live through the whole run and step the same task in turns, each on core 0, with random
-actions. The simulator's own loop runs under the interpreter of its environment
+Both sides step the same task in turns, with random actions, on core 0: of ours both processes, that
+of the envs and the one that commands it. Processes of the same program differ in speed by a tenth,
+which ``--starts`` averages. The simulator's own loop runs under the interpreter of its environment
 (`rlinf env install NAME`) and steps one env, by the class that its users have, drawing as that
 draws by default; ours steps eight in one process (``--envs``), one action at a time. Several envs
 share the caches of a core: ``--own-envs`` has the loop step so many, one after the other, which
 leaves what our processes and bookkeeping cost. `mjlab` and `isaaclab` step a batch on both sides.
 Printed, as medians over the turns: env steps per second of both; ours / own of turns that follow
-each other, by the clock and by CPU time (of ours both processes: that of the envs and the one that
-commands it); seconds until the envs are ready; resident memory of an env.
+each other, by the clock and by CPU time; seconds until the envs are ready; resident memory of an
+env.
 
 ``--vector``: states of one gymnasium id, 64 envs in 2 processes, against AsyncVectorEnv with 64
 processes. One thread per process (``OMP_NUM_THREADS=1``).
@@ -311,7 +313,7 @@ class OwnLoop:
 
 @dataclass
 class OurLoop:
-    """Envs in one supervised process on core 0, one action at a time."""
+    """Envs in one supervised process, one action at a time."""
 
     env: SupervisedVectorEnv
     count: int = 0
@@ -337,12 +339,10 @@ class OurLoop:
         return time.process_time() + sum(self.process.cpu_times()[:2])
 
 
-def beside_own(
-    name: str, loops: Loops, seconds: float, turns: int, each: tuple[int, int]
-) -> dict[str, Any]:
-    """Both sides of a simulator in turns; ``each`` has envs of ours and of its own loop."""
+def beside_own(name: str, loops: Loops, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Both sides of a simulator in turns."""
     options, code = loops[name]
-    envs, own_envs = each
+    envs, own_envs = arguments.envs, arguments.own_envs
     if own_envs > 1 and name not in BATCHES:
         code = _one_after_the_other(code, own_envs)
     config = EnvConfig(
@@ -350,13 +350,16 @@ def beside_own(
         ignore_terminations=True, start_deadline=900.0, step_deadline=200.0,
     )  # fmt: skip
     envs = BATCHES.get(name, envs)
-    begin = time.perf_counter()
-    with SupervisedVectorEnv(config, num_envs=envs, seed=0, affinity=[0]) as env:
-        ours = OurLoop(env)
-        start = time.perf_counter() - begin
-        with OwnLoop(config, code) as own:
-            pairs = [(own.turn(seconds), ours.turn(seconds)) for _ in range(turns)]
-        memory = ours.process.memory_info().rss / envs / 2**20
+    pairs: list[tuple[tuple[float, ...], tuple[float, ...]]] = []
+    for _ in range(arguments.starts):
+        begin = time.perf_counter()
+        with SupervisedVectorEnv(config, num_envs=envs, seed=0, affinity=[0]) as env:
+            ours = OurLoop(env)
+            start = time.perf_counter() - begin
+            with OwnLoop(config, code) as own:
+                for _ in range(arguments.turns):
+                    pairs.append((own.turn(arguments.seconds), ours.turn(arguments.seconds)))
+            memory = ours.process.memory_info().rss / envs / 2**20
     middle = [[statistics.median(pair[side][by] for pair in pairs) for by in (0, 1)]
               for side in (0, 1)]  # fmt: skip
     clock, cpu = (statistics.median(pair[1][by] / pair[0][by] for pair in pairs) for by in (0, 1))
@@ -410,6 +413,7 @@ def main() -> None:
     parser.add_argument("names", nargs="*", choices=[*STATES, *PICTURES, []], help="Env types.")
     parser.add_argument("--seconds", type=float, default=2.0, help="Of every turn.")
     parser.add_argument("--turns", type=int, default=7, help="Turns of each side.")
+    parser.add_argument("--starts", type=int, default=1, help="Of each side.")
     parser.add_argument("--envs", type=int, default=8, help="Of ours, in its one process.")
     parser.add_argument("--own-envs", type=int, default=1, help="Of the simulator's own loop.")
     parser.add_argument("--pictures", action="store_true", help="Draw at every step.")
@@ -419,12 +423,13 @@ def main() -> None:
     loops, rows = PICTURES if arguments.pictures else STATES, []
     if arguments.vector:
         rows.append(vector(arguments.seconds))
+    else:
+        os.sched_setaffinity(0, {0})
     for name in () if arguments.vector else arguments.names or loops:
         found = status(name)
         if found.state is State.READY:
-            each = (arguments.envs, arguments.own_envs)
             try:
-                rows.append(beside_own(name, loops, arguments.seconds, arguments.turns, each))
+                rows.append(beside_own(name, loops, arguments))
             except ConfigError as error:  # such as no device to draw with
                 print(f"{name:20s} {error}")
         else:

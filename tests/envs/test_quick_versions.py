@@ -56,6 +56,15 @@ env = gymnasium.make(task, disable_env_checker=True, max_episode_steps=-1)
 play(env.action_space.low, env.action_space.high, lambda seed: env.reset(seed=seed)[0],
      lambda action: env.step(action)[:2])
 """,
+    "xarm": """
+import gymnasium, gym_xarm
+env = gymnasium.make(task, obs_type="state", disable_env_checker=True, max_episode_steps=-1)
+inner = env.unwrapped
+def reset(seed):  # what the last episode left in the solver shows in the next one
+    inner._mujoco.mj_resetData(inner.model, inner.data)
+    return env.reset(seed=seed)[0]
+play(env.action_space.low, env.action_space.high, reset, lambda action: env.step(action)[:2])
+""",
     "panda_gym": """
 import gymnasium, panda_gym
 def made():
@@ -88,6 +97,7 @@ play(env.action_space.low, env.action_space.high, reset, step)
         ("dm_control", "finger-turn_hard"),
         ("dm_control", "quadruped-run"),
         ("pusht", "gym_pusht/PushT-v0"),
+        ("xarm", "gym_xarm/XarmLift-v0"),
         ("panda_gym", "PandaPushDense-v3"),
     ],
 )

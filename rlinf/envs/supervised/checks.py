@@ -41,14 +41,24 @@ def guarded(call: Callable[..., T], *arguments: Any, **named: Any) -> T:
     except (UserError, EnvSideFault):
         raise
     except Exception as error:
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        stack = shortened("".join(lines), _STACK_CHARACTERS)
-        raise EnvSideFault(FaultReason.EXCEPTION, stack) from error
+        raise fault_of(error) from error
+
+
+def fault_of(error: Exception) -> EnvSideFault:
+    """What simulator code that raises becomes; its stack is the detail."""
+    lines = traceback.format_exception(type(error), error, error.__traceback__)
+    stack = shortened("".join(lines), _STACK_CHARACTERS)
+    return EnvSideFault(FaultReason.EXCEPTION, stack)
 
 
 def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
     """The same, for code that returns so many values; an EnvSideFault where it returns others."""
-    found = guarded(call, *arguments, **named)
+    try:  # not by `guarded`: a call less, of each step
+        found = call(*arguments, **named)
+    except (UserError, EnvSideFault):
+        raise
+    except Exception as error:
+        raise fault_of(error) from error
     if type(found) is tuple and len(found) == len(form):  # nearly always
         return found
     if not isinstance(found, (tuple, list)) or len(found) != len(form):
@@ -61,8 +71,9 @@ def answered(form: tuple[str, ...], call: Callable[..., Any], *arguments: Any, *
 
 def checked_reward(reward: Any) -> float:
     """The reward as a float; an EnvSideFault where it is no real number, or not finite."""
-    if type(reward) is float and math.isfinite(reward):  # nearly always
-        return reward
+    kind = type(reward)
+    if (kind is float or kind is np.float64) and math.isfinite(reward):  # nearly always
+        return float(reward)
     try:
         if isinstance(reward, (str, bytes)):
             raise TypeError(f"it is the text {reward!r:.50}")
@@ -82,7 +93,7 @@ def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
     value = info.get(name, False)
     if value is False or value is None:  # nearly always
         return False
-    if type(value) in (bool, np.bool_):
+    if value is True or type(value) is np.bool_:
         return bool(value)
     try:
         found = np.asarray(value)
@@ -140,13 +151,14 @@ class ObservationRows:
             )
         for key, _, shape, dtype, is_float in self._parts:
             value = observation[key]
-            if not isinstance(value, np.ndarray) or value.shape != shape or value.dtype != dtype:
+            alike = type(value) is np.ndarray and value.dtype is dtype and value.shape == shape
+            if not alike:  # most have the very object that is the type
                 require_array(f"'{key}'", value, shape, dtype)
             # A sum of squares is finite only if every term is; it is quick to compute for a vector.
-            quick = is_float and value.ndim == 1 and math.isfinite(value.dot(value))
+            quick = is_float and len(shape) == 1 and math.isfinite(value.dot(value))
             if is_float and not quick and not np.isfinite(value).all():
                 raise EnvSideFault(FaultReason.NOT_FINITE, f"'{key}' holds a NaN or an infinity")
-            if key in self._never_black:
+            if self._never_black and key in self._never_black:
                 _refuse_black(key, value)
 
     def check_batch(self, observations: Any, count: int) -> None:

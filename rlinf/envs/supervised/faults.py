@@ -25,6 +25,10 @@ class EnvReport:
     left_out: list[str] = field(default_factory=list)
     """Tasks that are played no longer, and why, in words."""
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to report."""
+        return bool(self.faults or self.unplayed or self.left_out)
+
     def add(self, answer: Mapping[str, Any]) -> None:
         """Take what an answer holds of it."""
         for name, found in vars(self).items():
@@ -60,8 +64,10 @@ class FaultWatch:
         Raises:
             RunFailure: It is; the message holds the first fault.
         """
+        if self._first is None:  # nearly always
+            return
         window, found = self._outcomes.maxlen or 1, sum(self._outcomes)
-        if found <= self._max_rate * window or self._first is None:
+        if found <= self._max_rate * window:
             return
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
         raise RunFailure(

@@ -110,7 +110,9 @@ class EnvPool:
 
     def take_report(self) -> EnvReport:
         """What the processes reported since the last call."""
-        report, self._report = self._report, EnvReport()
+        report = self._report
+        if report:
+            self._report = EnvReport()
         return report
 
     def send(self, command: Command) -> None:

@@ -264,9 +264,9 @@ class SupervisedVectorEnv(VectorEnv):
         return slice(stage * size, (stage + 1) * size)
 
     def _refuse_in_flight(self, *stages: int) -> None:
-        busy = [stage for stage in stages if stage in self._in_flight]
-        if busy:
-            raise ValueError(f"stage {busy[0]} is in flight: call receive first")
+        for stage in stages:
+            if stage in self._in_flight:
+                raise ValueError(f"stage {stage} is in flight: call receive first")
 
     def _command(self, stage: int, operation: str, chunk: int) -> None:
         self._sequence += 1
@@ -275,6 +275,8 @@ class SupervisedVectorEnv(VectorEnv):
 
     def _note_faults(self) -> None:
         report = self._pool.take_report()
+        if not report:  # nearly always
+            return
         for words in report.left_out:
             log.warning(words)
         self._unplayed += [
@@ -293,10 +295,12 @@ class SupervisedVectorEnv(VectorEnv):
                 self._carried_invalid[row] = True
 
     def _collect(self, stage: int, chunk: int) -> VectorStep:
-        part, block = self._slice(stage), self._block
-        numbers = self.numbers[part]
-        faults = tuple(f for f in self._faults if f.env < 0 or numbers[0] <= f.env <= numbers[-1])
-        if faults:
+        part, block = self._slice(stage), self._block.arrays
+        numbers, size = self.numbers, part.stop - part.start
+        first, last = numbers[part.start], numbers[part.stop - 1]
+        faults: tuple[EnvFault, ...] = ()
+        if self._faults:
+            faults = tuple(f for f in self._faults if f.env < 0 or first <= f.env <= last)
             self._faults = [fault for fault in self._faults if fault not in faults]
         final = block["final"][part].copy()
         finals = None
@@ -304,14 +308,18 @@ class SupervisedVectorEnv(VectorEnv):
             finals = {key: array[part][final] for key, array in self._finals.items()}
         valid = block["valid"][part] & ~self._carried_invalid[part]
         self._carried_invalid[part] = False
-        terminations, truncations = np.zeros((2, len(numbers), chunk), bool)
+        terminations, truncations = np.zeros((2, size, chunk), bool)
         terminations[:, -1] = block["terminated"][part]
         truncations[:, -1] = block["truncated"][part]
-        recorded = [row for row, told in enumerate(block["recorded"][part].tolist(), part.start)
-                    if told]  # fmt: skip
-        unplayed = [record for record in self._unplayed if numbers[0] <= record.env <= numbers[-1]]
-        if unplayed:
+        episodes: list[EpisodeRecord] = []
+        told = block["recorded"][part].tolist()
+        if True in told:
+            rows = [row for row, yes in enumerate(told, part.start) if yes]
+            episodes = [read_record(numbers[row], block["records"][row]) for row in rows]
+        if self._unplayed:
+            unplayed = [record for record in self._unplayed if first <= record.env <= last]
             self._unplayed = [record for record in self._unplayed if record not in unplayed]
+            episodes += unplayed
         return VectorStep(
             observations=self.observations(stage),
             rewards=block["rewards"][part, :chunk].copy(),
@@ -324,10 +332,7 @@ class SupervisedVectorEnv(VectorEnv):
             episode_ids=block["acted_episode"][part].copy(),
             reset_seeds=block["acted_seed"][part].copy(),
             faults=faults,
-            episodes=(
-                *(read_record(self.numbers[row], block["records"][row]) for row in recorded),
-                *unplayed,
-            ),
+            episodes=tuple(episodes),
         )
 
 

@@ -8,8 +8,8 @@ export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
 # make everything slower.
 export OMP_NUM_THREADS ?= 1
 # So many processes run tests beside each other; who has run out takes over what waits elsewhere.
-# One more than the cores of a small machine: tests wait for processes that end or start.
-TEST_PROCESSES ?= 3
+# As many as a small machine has cores: tests compute, and one process more costs a seventh.
+TEST_PROCESSES ?= 2
 PYTEST := $(BIN)/pytest -n $(TEST_PROCESSES) --dist worksteal
 
 .PHONY: quickstart vllm test test-slow coverage check style lock clean

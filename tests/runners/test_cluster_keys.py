@@ -68,6 +68,8 @@ def node_group(label: str, **environment: object) -> str:
 ON_RAY = "cluster.runtime=ray"
 
 
+# Beside it in the quick suite: processes of workers have the environment of their nodes.
+@pytest.mark.slow
 def test_workers_have_the_environment_that_a_node_group_sets(tmp_path: Path) -> None:
     pytest.importorskip("ray")
     group = node_group("told", env_vars="[{RLINF_TEST_TOLD: 7}]")

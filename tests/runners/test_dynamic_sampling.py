@@ -123,7 +123,7 @@ def test_positions_that_are_trained_on_at_once(tmp_path: Path) -> None:
     assert_equal_runs(one, train(tmp_path / "two", *more, *placed("disaggregated")))
 
 
-@pytest.mark.parametrize("questions", [1, 3])
+@pytest.mark.parametrize("questions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_interrupted_and_resumed(reference: Path, tmp_path: Path, questions: int) -> None:
     run = train(tmp_path, *AGAIN, stop=StopAfter(questions))
     assert 0 < sum(rejected(run)) < sum(rejected(reference))

@@ -68,7 +68,7 @@ def node_group(label: str, **environment: object) -> str:
 ON_RAY = "cluster.runtime=ray"
 
 
-# Beside it in the quick suite: processes of workers have the environment of their nodes.
+# Ray and three workers that import torch take long to begin.
 @pytest.mark.slow
 def test_workers_have_the_environment_that_a_node_group_sets(tmp_path: Path) -> None:
     pytest.importorskip("ray")

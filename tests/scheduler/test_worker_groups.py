@@ -62,13 +62,15 @@ def test_done_is_false_until_the_call_is(shared):
     assert call.wait() == [0]
 
 
-def test_a_wait_may_have_a_timeout_and_be_made_again(shared):
-    group = shared(Basic)
-    call = group.sleep(0.6)
-    with pytest.raises(WaitTimeout, match=r"(?s)sleep of .* took longer than .* it goes on.*sleep"):
+def test_a_wait_may_have_a_timeout_and_be_made_again(shared, tmp_path):
+    group, file = shared(Basic), tmp_path / "made"
+    call = group.wait_for_file(file)
+    said = r"(?s)wait_for_file of .* took longer than .* it goes on.*wait_for_file"
+    with pytest.raises(WaitTimeout, match=said):
         call.wait(timeout=0.05)
-    with pytest.raises(TimeoutError, match="sleep of"):
+    with pytest.raises(TimeoutError, match="wait_for_file of"):
         asyncio.run(call.async_wait(timeout=0.05))
+    file.touch()
     assert call.wait(timeout=100) == [0, 1, 2]
     with pytest.raises(ValueError, match="this rank fails"):
         group.fail_on(1).wait(timeout=100)

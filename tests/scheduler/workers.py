@@ -13,6 +13,7 @@ import threading
 import time
 from dataclasses import dataclass
 from functools import cache, partialmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import MissingPackageError
@@ -90,6 +91,11 @@ class Basic(Impatient):
 
     def sleep(self, seconds: float) -> int:
         time.sleep(seconds)
+        return self._rank
+
+    def wait_for_file(self, path: Path) -> int:
+        while not path.exists():
+            time.sleep(0.01)
         return self._rank
 
     def describe(self) -> dict[str, Any]:

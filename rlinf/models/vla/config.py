@@ -343,6 +343,7 @@ class FlowConfig(VLAConfig):
 
     denoises = True
     usually_normalised_by: ClassVar[Method] = "mean_std"
+    of_values = (*VLAConfig.of_values, "value_from")
     of_exploration = ("noise_level", "noise_bounds", "random_steps")
     only_with: ClassVar = {
         "noise_level": "method: flow_sde | flow_cps",
@@ -370,6 +371,10 @@ class FlowConfig(VLAConfig):
     row anew, or all; null: all with `flow_noise`, otherwise one."""
     train_expert_only: bool = False
     """Leave vision and language model as they are."""
+    value_from: Literal["expert", "mean", "first", "last"] | None = None
+    """What values are read from: what the expert makes of zero actions at the noise end, or the
+    language model's last hidden states of pictures and prompt, their mean, the first or the last
+    one; null: `mean` of π₀.₅, of GR00T the mean and the token of the state, otherwise `expert`."""
     max_prompt_tokens: int = Field(default=48, ge=1)
     """Tokens that an instruction may have."""
 

@@ -115,7 +115,15 @@ class FlowPolicy(DenoisingPolicy):
     @property
     def _feature_width(self) -> int:
         """Width of what values are read from."""
-        return self._hidden_width
+        if self._values_from == "expert":
+            return self._hidden_width
+        width: int = self.network.size.language.width
+        return width
+
+    @property
+    def _values_from(self) -> str:
+        """What values are read from, see :attr:`FlowConfig.value_from`."""
+        return self._config.value_from or "expert"
 
     def _tokens(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens of a prompt and their mask, [B, L], with normalised states [B, D]."""
@@ -123,8 +131,10 @@ class FlowPolicy(DenoisingPolicy):
         return tokens, mask
 
     def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
-        """[B, W] that values are read from: what the expert makes of no action at all at the noise
-        end, so that they depend on the observation alone."""
+        """[B, W] that values are read from: of what was read, or what the expert makes of no action
+        at all at the noise end, so that they depend on the observation alone."""
+        if self._values_from != "expert":
+            return prefix.feature(self._values_from)
         size = self.network.size
         blank = states.new_zeros(len(states), size.horizon, size.action_dim)
         return self._denoise(prefix, states, blank, self._time(0, blank))[1].mean(1)

@@ -79,26 +79,6 @@ def test_tiny_is_small_and_depends_on_the_seed_alone(kind: str) -> None:
     assert any(not torch.equal(tensor, other[name]) for name, tensor in first.items())
 
 
-@pytest.mark.parametrize("which", ["expert", "mean", "first", "last"])
-@pytest.mark.parametrize("kind", ["pi0", "pi05"])
-def test_values_are_read_where_the_recipe_says(kind: str, which: str) -> None:
-    policy = build(kind, value_from=which)
-    prefix, states = policy._read(seen())
-    found = policy._features(prefix, states)
-    if which == "expert":
-        size = policy.network.size
-        blank = torch.zeros(ROWS, size.horizon, size.action_dim)
-        wanted = policy._denoise(prefix, states, blank, torch.ones(ROWS))[1].mean(1)
-    else:
-        there = [hidden[mask] for hidden, mask in zip(prefix.hidden, prefix.mask, strict=True)]
-        wanted = torch.stack([
-            {"mean": row.mean(0), "first": row[0], "last": row[-1]}[which] for row in there
-        ])  # fmt: skip
-    torch.testing.assert_close(found, wanted)
-    assert policy.value(seen()).shape == (ROWS, 1)
-    assert build(kind)._values_from == {"pi0": "expert", "pi05": "mean"}[kind]
-
-
 def test_replayed_chains_have_the_very_log_probs_and_values(policy: PI0Policy) -> None:
     sample = policy.sample(seen(), drawn(policy))
     found = policy.evaluate_actions(seen() | sample.forward_inputs)

@@ -141,10 +141,15 @@ class GR00TPolicy(FlowPolicy):
 
     @property
     def _feature_width(self) -> int:
+        if self._config.value_from is not None:
+            return super()._feature_width
         return self.network.size.language.width + self.network.size.expert.width
 
     def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
-        """The mean of what was read, and the token of the state, as RLinf has it."""
+        """The mean of what was read, and the token of the state, as RLinf has it, unless the
+        section says otherwise."""
+        if self._config.value_from is not None:
+            return super()._features(prefix, states)
         return torch.cat(
             [prefix.mean, self.network.state_token(states, self._embodiment)[:, 0]], dim=-1
         )

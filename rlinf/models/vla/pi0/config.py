@@ -10,18 +10,7 @@ from rlinf.models.config import Width
 from rlinf.models.vla.config import FlowConfig
 
 
-class PIConfig(FlowConfig):
-    """What π₀ and π₀.₅ have in common."""
-
-    of_values = (*FlowConfig.of_values, "value_from")
-
-    value_from: Literal["expert", "mean", "first", "last"] | None = None
-    """What values are read from: what the expert makes of zero actions at the noise end, or the
-    language model's last hidden states of pictures and prompt, their mean, the first or the last
-    one; null: `expert` of π₀, `mean` of π₀.₅."""
-
-
-class PI0Config(PIConfig):
+class PI0Config(FlowConfig):
     """π₀: reads pictures, an instruction and the state; values are read from the expert."""
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
@@ -34,7 +23,7 @@ class PI0Config(PIConfig):
     """Widths of the hidden layers of the value head, which begins afresh."""
 
 
-class PI05Config(PIConfig):
+class PI05Config(FlowConfig):
     """π₀.₅: time enters by adaptive norms; values are read from the language model."""
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"

@@ -14,7 +14,7 @@ from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import InstructionTable
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
-from rlinf.models.vla.pi0.config import PI05Config, PIConfig
+from rlinf.models.vla.pi0.config import PI05Config
 from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size
 from rlinf.models.vla.pi0.prompts import (
@@ -45,8 +45,6 @@ class PI0Policy(FlowPolicy):
     """π₀ or π₀.₅, by the section's type."""
 
     network: PI0Network
-    _config: PIConfig
-
     tells_state: bool
 
     def _prompts(self, config: FlowConfig) -> nn.Module:
@@ -89,16 +87,6 @@ class PI0Policy(FlowPolicy):
     @property
     def _values_from(self) -> str:
         return self._config.value_from or ("mean" if self.network.size.adaptive else "expert")
-
-    @property
-    def _feature_width(self) -> int:
-        size = self.network.size
-        return (size.expert if self._values_from == "expert" else size.language).width
-
-    def _features(self, prefix: Prefix, states: Tensor) -> Tensor:
-        """By `value_from`."""
-        said = self._values_from
-        return super()._features(prefix, states) if said == "expert" else prefix.feature(said)
 
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> PI0Size:

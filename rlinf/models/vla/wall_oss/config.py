@@ -32,5 +32,9 @@ class WallOSSConfig(FlowConfig):
     with −1 and 1 for the extremes or the quantiles 0.01 and 0.99."""
     value_head: tuple[Width, ...] = (1024, 512, 256)
     """Widths of the hidden layers of the value head, which begins afresh."""
+    value_from: Literal["expert", "mean", "last"] | None = None
+    """What values are read from: what the expert makes of zero actions at the noise end, or the
+    language model's last hidden states, their mean or the last one; the first one has not seen
+    the pictures, which follow it. null: `expert`."""
     max_prompt_tokens: int = Field(default=160, ge=1)
     """Tokens that a prompt may have beside those of pictures."""

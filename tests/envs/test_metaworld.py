@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import warnings
 import weakref
 
@@ -358,3 +360,23 @@ def test_the_robot_may_be_shown_what_it_knows_of_itself_alone():
 def test_states_of_the_robot_go_with_pictures(options, reason):
     with pytest.raises(ConfigError, match=reason):
         MetaWorldEnv.check(MetaWorldOptions(task="push-v3", **options), 100)
+
+
+WITHOUT_SCIPY = """
+import sys
+import numpy as np
+from rlinf.envs.metaworld.adapter import MetaWorldEnv, MetaWorldOptions
+env = MetaWorldEnv(MetaWorldOptions(task="coffee-push-v3"))
+env.reset(seed=0)
+env.step(np.zeros(4, np.float32))
+assert not [name for name in sys.modules if name.startswith("scipy")]
+from metaworld.envs import sawyer_coffee_push_v3
+from scipy.spatial.transform import Rotation
+turned = Rotation.from_euler("z", 90, degrees=True).as_matrix()
+theirs = sawyer_coffee_push_v3.Rotation.from_matrix(turned)
+assert type(theirs) is Rotation
+"""
+
+
+def test_an_env_process_starts_without_scipy_and_metaworld_has_it_when_it_asks():
+    subprocess.run([sys.executable, "-c", WITHOUT_SCIPY], check=True)

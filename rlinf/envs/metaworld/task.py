@@ -23,7 +23,7 @@ _GL_CHOICE = os.environ.setdefault("MUJOCO_GL", "disable")
 import mujoco  # noqa: E402
 from gymnasium.utils import seeding  # noqa: E402
 
-from rlinf.envs.metaworld.deferred import deferred_rotations  # noqa: E402
+from rlinf.envs.metaworld.deferred_scipy import deferred_rotations  # noqa: E402
 
 with deferred_rotations():
     from metaworld.env_dict import ALL_V3_ENVIRONMENTS

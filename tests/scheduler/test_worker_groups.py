@@ -11,6 +11,7 @@ import time
 import weakref
 from dataclasses import dataclass
 from enum import Enum
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -437,6 +438,25 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
     printed = group.execute_on(2).start_child(CHILD).wait()
     assert printed == ["2 2\n"]
     assert group.execute_on(2).from_child().wait() == ["sharedBasic:2:1"]
+    while "not answering" in require_process().who_waits():  # as long as its end is not known
+        time.sleep(0.1)
+
+
+def test_a_worker_that_is_up_after_its_group_was_closed_is_nobody(launch, runtime):
+    group = launch(Basic, 1, "brief")
+    assert group.add(1).wait() == [(0, 1)]
+    ask = require_process().ask_driver
+    record, early = ask("registry.group", "brief"), ask("registry.launch", "brief:0")
+    group._close()
+    register = partial(ask, "registry.register", "brief:0", "0|/nowhere/1.0|", early.info)
+    with pytest.raises(WorkerDiedError, match="'brief:0' is up after its group was closed"):
+        register(record.incarnation)
+    later = launch(Basic, 1, "brief")
+    assert later.add(2).wait() == [(0, 2)]
+    with pytest.raises(WorkerDiedError, match="'brief:0' is up after its group was closed"):
+        register(record.incarnation)
+    assert later.add(3).wait() == [(0, 3)]
+    assert "not answering" not in require_process().who_waits()
 
 
 LOGGED = """

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
+from functools import partial
 from pathlib import PurePath
 from typing import TYPE_CHECKING
 
@@ -131,12 +132,15 @@ class RayRuntime(RayClientRuntime):
 
         def watch(name: str, address: str) -> None:
             group = registry.group(name.partition(":")[0])
-            # A child process of a worker is in no group; its parent knows when it ends.
-            if group is not None and name in group.worker_names:
-                arguments = (registry, name, group.incarnation, address)
-                thread = threading.Thread(target=self._watch, args=arguments, daemon=True)
-                self._watchers.append(thread)
-                thread.start()
+            if group is None:
+                return
+            if name in group.worker_names:
+                job = partial(self._watch, registry, name, group.incarnation, address)
+            else:
+                job = partial(self._watch_child, registry, name, address)
+            thread = threading.Thread(target=job, daemon=True)
+            self._watchers.append(thread)
+            thread.start()
 
         registry.on_start = watch
 
@@ -180,6 +184,15 @@ class RayRuntime(RayClientRuntime):
                 registry.died(name, cause or f"its process {pid} ended")
         if near and self._files is not None:
             remove_free_blocks(self._files, pid)
+
+    def _watch_child(self, registry: RegistryService, name: str, address: str) -> None:
+        """Wait for the end of a process that a worker started, which is no actor of Ray: of one on
+        another node nobody tells."""
+        node, path, _ = address.split("|")
+        if int(node) == self.process.node_rank:
+            self._wait_for_end(int(PurePath(path).name.partition(".")[0]))
+            with self.process.endpoint.lock:
+                registry.left(name, address)
 
     def _watch_control(self, pid: int) -> None:
         """Ask the program to end where Ray's control process does: workers go on without it, but

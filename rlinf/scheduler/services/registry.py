@@ -39,6 +39,7 @@ class _WorkerRecord:
     info: WorkerInfo
     launch: Launch | None = None
     address: str | None = None
+    ended: bool = False
     waiting: list[Future[Reply]] = field(default_factory=list)
 
 
@@ -133,10 +134,19 @@ class RegistryService:
         """A group that is alive."""
         return self._groups.get(name)
 
-    def register(self, name: str, address: str, info: WorkerInfo) -> dict[str, str]:
-        """A worker's process is up and reachable; returns the workers that died before."""
+    def register(
+        self, name: str, address: str, info: WorkerInfo, incarnation: str
+    ) -> dict[str, str]:
+        """A worker's process is up and reachable; returns the workers that died before.
+
+        Raises:
+            WorkerDiedError: The group that it was started for was closed meanwhile.
+        """
+        group = self._groups.get(info.address.root_group_name)
+        if group is None or group.incarnation != incarnation:
+            raise WorkerDiedError(f"worker '{name}' is up after its group was closed")
         record = self._workers.get(name)
-        if record is None:
+        if record is None or record.ended:
             record = self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
         record.address = address
         self.on_start(name, address)
@@ -222,6 +232,12 @@ class RegistryService:
             # No answer is waited for: some may have died themselves, not yet known to have.
             self._endpoint.request(address, "mail.dead", name, cause, record.address)
 
+    def left(self, name: str, address: str) -> None:
+        """The process of a child of a worker has ended, and answers no more. Those who need it hear
+        of it from its parent; what it has sent may still be on its way to them."""
+        if self.runs_at(name, address):
+            self._workers[name].ended = True
+
     def runs(self, launch: Launch) -> bool:
         """Whether the worker of this launch has not ended, as far as is known."""
         record = self._workers.get(launch.name)
@@ -233,10 +249,10 @@ class RegistryService:
         return record is not None and record.address == address
 
     def endpoints(self) -> dict[str, list[str]]:
-        """Every endpoint with the workers behind it."""
+        """Every endpoint that may answer, with the workers behind it."""
         table: dict[str, list[str]] = {self._endpoint.address: []}
         for name, record in self._workers.items():
-            if record.address is not None:
+            if record.address is not None and not record.ended:
                 table.setdefault(record.address, []).append(name)
         return table
 

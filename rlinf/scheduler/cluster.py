@@ -175,11 +175,11 @@ class Cluster(NodeTable, ClusterMembers):
         wanted = tuple(devices)
         return LeaseTicket(require_process().ask_driver("lease.reserve", name, wanted), wanted)
 
-    def close_group(self, name: str, handles: list[WorkerHandle]) -> None:
+    def close_group(self, name: str, incarnation: str, handles: list[WorkerHandle]) -> None:
         """End the workers of a group and free its name."""
         process = current_process()
         if process is not None and self._ready:
-            process.ask_driver("registry.remove_group", name)
+            process.ask_driver("registry.remove_group", name, incarnation)
             for handle in handles:
                 handle.kill()
 

@@ -78,8 +78,14 @@ def start_group(
         tuple(placement.cluster_node_rank for placement in placements),
     )
     require_process().ask_driver("registry.add_group", record, launches)
-    start = cluster.runtime.start
-    return record, [start(each, worker_class, arguments, max_concurrency) for each in launches]
+    start, handles = cluster.runtime.start, []
+    try:
+        for launch in launches:
+            handles.append(start(launch, worker_class, arguments, max_concurrency))
+    except BaseException:  # what cannot be sent to a worker, or an interrupt
+        cluster.close_group(name, incarnation, handles)
+        raise
+    return record, handles
 
 
 def _worker_info(

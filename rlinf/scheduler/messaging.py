@@ -12,6 +12,7 @@ from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
 from rlinf.scheduler.process import AsyncWork, Process, finished_work, require_process
+from rlinf.scheduler.services.mailbox import PAIR
 from rlinf.scheduler.services.network import joined, slow_network, wire_bytes
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Reply
@@ -124,6 +125,7 @@ class Messaging:
 
         if async_op:
             return work.then(fill)
+        work.wait_alone()
         fill()
         return None
 
@@ -174,7 +176,7 @@ class Messaging:
 
         future = process.mailbox.receive((own, source, stream))
         work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
-        return work if async_op else work.wait()
+        return work if async_op else work.wait_alone()
 
     def __broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
         process = require_process()
@@ -218,7 +220,7 @@ class Messaging:
             own = self._worker_address.get_name()
             slow = slow_network(process, own, peer)
             payload = process.encode(value, pair=pair)
-            stream = (peer, own, "pair")
+            stream = (peer, own, PAIR)
             nbytes = payload.nbytes + (pair.nbytes if pair is not None else 0)
 
             def deliver() -> Future[Reply] | None:
@@ -254,7 +256,7 @@ class Messaging:
         """What to wait for so that data in flight stay bounded."""
         window = self.__in_flight.setdefault(peer, deque())
         window.append((nbytes, received))
-        while window and window[0][1].done() and window[0][1].exception() is None:
+        while window and window[0][1].done():  # received, or its receiver died, perhaps to return
             window.popleft()
         excess = sum(size for size, _ in window) - _MOST_BYTES_IN_FLIGHT
         last: Future[Any] | None = None
@@ -299,12 +301,12 @@ class Messaging:
         if peer not in self.__heard:
             process.ask_driver("registry.refuse_stranger", peer)
             self.__heard.add(peer)
-        future = process.mailbox.receive((own, peer, "pair"))
+        future = process.mailbox.receive((own, peer, PAIR))
         work = AsyncWork(future, f"a message from {peer}", finish, future.cancel)
         if async_op:
             return work
         with Tracer.trace_span(f"receive from {peer}", cat="communication"):
-            return work.wait()
+            return work.wait_alone()
 
 
 def _nothing(_: object) -> None:

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache, partial
@@ -16,10 +17,10 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from rlinf.scheduler.accelerators import AcceleratorType, process_device
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout, WorkerDiedError
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
-from rlinf.scheduler.services.failed_calls import FailedCalls
+from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
 from rlinf.scheduler.services.mailbox import MailboxService
 from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.silent_workers import SilentWorkers
@@ -29,6 +30,9 @@ from rlinf.scheduler.transport.payload import Codec, Payload
 if TYPE_CHECKING:
     from rlinf.scheduler.transport.accelerator import PairTransfer
     from rlinf.scheduler.worker import Worker
+
+ENDED = "_rlinf_ended"
+"""Attribute of a worker that was closed while a thread of it computed."""
 
 _REPORT_SECONDS = 10.0
 _MOST_DEFERRED = 64
@@ -51,11 +55,12 @@ class Process:
     def __post_init__(self) -> None:
         self.mailbox = MailboxService(self.endpoint)
         self.waits = WaitTable(self.endpoint)
-        self.failed_calls = FailedCalls()
+        self.failed_calls = FailedCalls(self.discard)
         self.silent_workers = SilentWorkers()
         self.network: Network | None = None  # one that is imagined, with slow links
         self.channels = ChannelService(self.endpoint, self.mailbox.check_alive)
         self.mailbox.on_death = self.channels.remove_getters
+        self.mailbox.discard = self.channels.discard = self.discard
         self._deferred: deque[Future[Any]] = deque()
         self._deferred_host: str | None = None
         self._deferred_lock = threading.Lock()
@@ -83,6 +88,12 @@ class Process:
         if self.codec is None:
             return payload.reference
         return self.codec.decode(payload, receiver=receiver, receivers=receivers)
+
+    def discard(self, payload: Payload) -> None:
+        """Give back the shared memory of what arrived for one receiver, and nobody will look at."""
+        if self.codec is not None and payload.uses_blocks:
+            with suppress(Exception):  # its sender, and with it the memory, may be gone
+                self.codec.decode(payload)
 
     def ask_driver(self, kind: str, *arguments: Any, what: str | None = None) -> Any:
         """Request something small from the driver and wait for it."""
@@ -112,7 +123,7 @@ class Process:
     ) -> bool:
         """Wait for so many seconds at most, perhaps for some workers; raise a call that failed if
         the wait is in vain, and WaitTimeout where a worker does not answer for the deadline."""
-        end, wait = time.monotonic() + seconds, object()
+        end, wait = time.monotonic() + seconds, Wait()
         while not done_within(min(seconds, self.look_seconds)):
             seconds = end - time.monotonic()
             if seconds <= 0:
@@ -128,7 +139,7 @@ class Process:
             return future.result()
         with self.waits.waiting(current_worker_name(), what, future):
             waiting = asyncio.wrap_future(future)
-            end, wait = time.monotonic() + self.deadline_seconds, object()
+            end, wait = time.monotonic() + self.deadline_seconds, Wait()
             while (seconds := end - time.monotonic()) > 0:
                 done, _ = await asyncio.wait([waiting], timeout=min(seconds, self.look_seconds))
                 if done:
@@ -136,13 +147,13 @@ class Process:
                 await self.check_failed_calls(wait)
             raise self._timed_out(what, await asyncio.to_thread(self._report))
 
-    async def check_failed_calls(self, wait: object) -> None:
+    async def check_failed_calls(self, wait: Wait) -> None:
         """On the event loop: raise a call that failed if what is waited for cannot come then; the
         same object at every look of one wait."""
         name = current_worker_name()
         await asyncio.to_thread(self._check_failed_calls, name, wait)
 
-    def _check_failed_calls(self, caller: str, wait: object) -> None:
+    def _check_failed_calls(self, caller: str, wait: Wait) -> None:
         self.failed_calls.check(caller, wait, self._report, self.look_seconds)
 
     def defer_put(self, host: str, put: Future[Any]) -> None:
@@ -218,6 +229,15 @@ class AsyncWork:
         try:
             return self._take(require_process().wait(self._future, self._what))
         except WaitTimeout:
+            self._give_up()
+            raise
+
+    def wait_alone(self) -> Any:
+        """As `wait`, where nobody else has the handle: whatever ends the wait, a failure elsewhere
+        or an interrupt too, what comes later is not lost to it."""
+        try:
+            return self.wait()
+        except BaseException:
             self._give_up()
             raise
 
@@ -342,7 +362,11 @@ def current_process() -> Process | None:
 
 
 def require_process() -> Process:
-    """The process's part in a cluster; SchedulerUsageError without one."""
+    """The process's part in a cluster; SchedulerUsageError without one, WorkerDiedError in what a
+    thread still computes for a worker that was closed."""
+    worker = _worker_here.get()
+    if worker is not None and getattr(worker, ENDED, False):
+        raise WorkerDiedError(f"worker '{worker.get_name()}' died: its group was closed")
     if _process is None:
         raise SchedulerUsageError(
             "there is no cluster in this process: create one with Cluster(...) before launching "

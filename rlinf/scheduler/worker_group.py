@@ -25,6 +25,7 @@ from rlinf.scheduler.errors import (
 from rlinf.scheduler.placement import PlacementStrategy
 from rlinf.scheduler.process import current_process, current_worker_name, require_process
 from rlinf.scheduler.runtime.execution import Outcome, result_of
+from rlinf.scheduler.services.failed_calls import Wait
 from rlinf.scheduler.services.registry import GroupRecord
 from rlinf.scheduler.services.tracer import Tracer
 
@@ -69,7 +70,7 @@ class WorkerGroup:
         self._worker_names: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
         self._selected: tuple[int, ...] | None = None
-        self._name = ""
+        self._name = self._incarnation = ""
 
     @property
     def worker_group_name(self) -> str:
@@ -132,6 +133,7 @@ class WorkerGroup:
             log=not disable_distributed_log,
         )
         self._cluster = cluster
+        self._incarnation = record.incarnation
         self._worker_names, self._nodes = record.worker_names, record.nodes
         return self
 
@@ -144,6 +146,7 @@ class WorkerGroup:
         group = cls(worker_cls)
         group._name = group_name
         group._cluster = Cluster()
+        group._incarnation = record.incarnation
         group._worker_names, group._nodes = record.worker_names, record.nodes
         find = group._cluster.runtime.find
         group._handles = [find(worker, record.incarnation) for worker in record.worker_names]
@@ -170,7 +173,7 @@ class WorkerGroup:
         if self._cluster is not None:
             if (process := current_process()) is not None:
                 process.failed_calls.forget_workers(set(self._worker_names))
-            self._cluster.close_group(self._name, self._handles)
+            self._cluster.close_group(self._name, self._incarnation, self._handles)
         self._handles = []
 
     def _attach_methods(self) -> None:
@@ -271,7 +274,7 @@ class WorkerGroupFuncResult:
 
     def __del__(self) -> None:
         """Of a call that nobody waits for any more, log what goes wrong."""
-        if sys.is_finalizing() or getattr(self, "_raised", True):
+        if sys.is_finalizing() or not hasattr(self, "_failed_calls"):
             return
         for position, call in enumerate(self._calls):
             if position not in self._results:
@@ -302,13 +305,13 @@ class WorkerGroupFuncResult:
         """Wait on the event loop for all ranks; raises like `wait`."""
         process = require_process()
         end = math.inf if timeout is None else time.monotonic() + timeout
-        calls = {asyncio.wrap_future(call) for call in self._calls}
+        calls, wait_itself = {asyncio.wrap_future(call) for call in self._calls}, Wait()
         while calls and (left := end - time.monotonic()) > 0:
             look = min(left, process.look_seconds)
             done, calls = await asyncio.wait(calls, timeout=look, return_when=FIRST_COMPLETED)
             self._collect()
             if not done and left > look:
-                await process.check_failed_calls(self)
+                await process.check_failed_calls(wait_itself)
         return await asyncio.to_thread(self.wait, 0.0) if calls else self.wait()
 
     def done(self) -> bool:

@@ -370,3 +370,18 @@ def test_environment_variables_reach_the_env_processes(point, monkeypatch):
     with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
         (process,) = env.process_ids
         assert psutil.Process(process).environ()["RLINF_TEST_VARIABLE"] == "seen"
+
+
+def test_a_process_that_is_replaced_for_its_memory_is_no_faulty_episode(point):
+    config = point("leak", at_step=1, memory_limit_mb=300, processes=1, max_fault_rate=0.0)
+    found, episodes = [], []
+    with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
+        env.reset()
+        for chunk in actions(60, 2):
+            step = env.chunk_step(chunk)
+            found += [fault.reason for fault in step.faults]
+            episodes += step.episodes
+    assert len(found) >= 2
+    assert set(found) == {FaultReason.MEMORY}
+    assert episodes
+    assert all(episode.valid for episode in episodes)

@@ -317,7 +317,7 @@ def test_a_file_that_cannot_be_imported_is_refused(tmp_path):
 def test_processes_that_never_start_end_the_run(tmp_path):
     (tmp_path / "deadly.py").write_text("import os\nscore = os._exit(7)\n")
     section = {"type": "function", "function": f"{tmp_path}/deadly.py:score"}
-    before = {process.pid for process in psutil.Process().children(recursive=True)}
+    before = {process.pid for process in psutil.Process().children()}
     with pytest.raises(RunFailure, match=r"failed to start 3 times in a row.*exit code 7"):
         RewardPool(config(functions={"mine": section}, processes=1))
-    assert {process.pid for process in psutil.Process().children(recursive=True)} == before
+    assert {process.pid for process in psutil.Process().children()} == before

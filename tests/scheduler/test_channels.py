@@ -11,6 +11,8 @@ from rlinf.errors import UserError
 from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.process import require_process
+from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 from tests.scheduler.workers import Concurrent, Queuer
 
 
@@ -330,3 +332,50 @@ def test_posted_items_keep_their_order_among_others(cluster):
     assert [channel.get() for _ in range(3)] == ["a", "b", "c"]
     with pytest.raises(SchedulerUsageError, match="at most 2"):
         Channel.create("bounded", maxsize=2).post("a")
+
+
+def test_a_channel_that_every_rank_creates_is_open_for_each(shared):
+    for number in range(20):
+        shared(Queuer).put_into_one_of_all(f"of all {number}").wait()
+        channel = Channel.connect(f"of all {number}")
+        assert sorted(channel.get() for _ in range(3)) == [0, 1, 2]
+        channel.close()
+
+
+def test_a_channel_ends_with_the_worker_that_hosts_it(launch):
+    for value in ("first", "second"):
+        group = launch(Queuer, 1, "inn")
+        channel = Channel.create("at the inn", host="inn:0")
+        channel.put(value)
+        assert channel.get() == value
+        group._close()
+
+
+def test_keys_that_nothing_is_in_are_forgotten(channel):
+    queue = channel()
+    queue.put("kept", key="kept")
+    for number in range(3000):
+        queue.put(number, key=number)
+        assert queue.get(number) == number
+    held = require_process().channels._channels[queue.name].queues
+    assert len(held) <= 1024
+    assert queue.get("kept") == "kept"
+
+
+def test_shared_memory_of_what_nobody_takes_is_given_back(launch, channel, runtime):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    group, numel = launch(Queuer, 1, "giver"), 1 << 18
+    (pid,) = group.process_id().wait()
+
+    def blocks() -> int:
+        return len(list(shared_memory_directory().glob(f"rlinf-*-{pid}-*")))
+
+    for _ in range(10):
+        group.give_large(numel)  # and the handle is gone
+        group.process_id().wait()
+    for number in range(5):
+        queue = Channel.create(f"closed {number}")
+        group.stream(queue, 3, numel).wait()
+        queue.close()
+    assert blocks() <= 6

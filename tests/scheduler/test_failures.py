@@ -10,9 +10,11 @@ import socket
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from concurrent.futures import Future
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -22,9 +24,11 @@ from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.runtime.execution import Outcome
+from rlinf.scheduler.services import silent_workers
 from rlinf.scheduler.services.channels import Ticket
 from rlinf.scheduler.services.diagnosis import Row
-from rlinf.scheduler.services.failed_calls import FailedCalls
+from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
+from rlinf.scheduler.services.leases import DeviceLock
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.scheduler.transport.payload import Payload
 from tests.scheduler.workers import Basic, Concurrent, Queuer, Talker
@@ -706,7 +710,7 @@ def test_of_a_call_that_several_ranks_fail_the_others_are_called_that(launch, ca
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])
 def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(seconds, ends):
-    calls, wait = a_failed_call(), object()
+    calls, wait = a_failed_call(), Wait()
     rows = [
         Row("driver", "waiting for an item", 3.0),
         Row("begun:0", "waiting for the driver's answer to registry.register", seconds),
@@ -717,7 +721,7 @@ def test_a_worker_that_waits_for_an_answer_at_the_moment_does_not_stand_still(se
 
 
 def test_a_wait_whose_call_ends_while_it_is_looked_at_is_not_in_vain():
-    calls, wait, resting, asked = a_failed_call(), object(), Future(), []
+    calls, wait, resting, asked = a_failed_call(), Wait(), Future(), []
     calls.watch("driver", "resting:0", resting, bool)
 
     def rows():  # which an async method leaves idle
@@ -731,6 +735,18 @@ def test_a_wait_whose_call_ends_while_it_is_looked_at_is_not_in_vain():
     assert resting.done()
 
 
+def test_a_failure_that_another_wait_saw_first_ends_one_that_had_begun():
+    calls, long, short = a_failed_call(), Wait(), Wait()
+    rows = [Row("driver", "waiting for an item", 3.0)]
+    calls.check("driver", short, lambda: rows, still_seconds=1.0)  # which ends then, by itself
+    later = Wait()
+    for _ in range(3):
+        calls.check("driver", later, lambda: rows, still_seconds=1.0)
+    calls.check("driver", long, lambda: rows, still_seconds=1.0)
+    with pytest.raises(WorkerCallError):
+        calls.check("driver", long, lambda: rows, still_seconds=1.0)
+
+
 def a_failed_call() -> FailedCalls:
     calls, failed = FailedCalls(), Future()
     failed.set_result(Outcome(Payload(), failed=True, seconds=0.0))
@@ -740,3 +756,81 @@ def a_failed_call() -> FailedCalls:
 
     calls.watch("driver", "asker:0", failed, take)
     return calls
+
+
+def test_what_comes_after_a_wait_that_was_in_vain_is_for_the_next_one(launch, impatient):
+    channel, asker = Channel.create("resumed"), launch(Basic, 1, "asker")
+    failing = asker.fail("nothing")
+    with pytest.raises(KeyError):
+        channel.get()
+    with pytest.raises(KeyError):
+        failing.wait()
+    for item in ("first", "second"):
+        channel.put(item)
+    assert [channel.get(), channel.get()] == ["first", "second"]
+    channel.close()
+
+
+def interrupt_soon() -> None:
+    """As Ctrl-C does, while the main thread waits."""
+    main = threading.main_thread().ident
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def test_what_comes_after_an_interrupt_is_for_the_next_wait(cluster):
+    channel = Channel.create("interrupted")
+    interrupt_soon()
+    with pytest.raises(KeyboardInterrupt):
+        channel.get()
+    for item in ("first", "second"):
+        channel.put(item)
+    assert [channel.get(), channel.get()] == ["first", "second"]
+    channel.close()
+
+
+def test_devices_are_granted_to_nobody_whose_wait_was_interrupted(cluster):
+    lock = DeviceLock("driver", [0])
+    with cluster.reserve_lease("another", [0]):
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            lock.acquire()
+        ticket = cluster.reserve_lease("driver", [0])
+        interrupt_soon()
+        with pytest.raises(KeyboardInterrupt):
+            ticket.acquire()
+    with cluster.reserve_lease("third", [0]):
+        pass
+
+
+def test_a_message_after_a_wait_that_was_in_vain_is_received(launch, shared):
+    group, _ = shared(Talker), launch(Basic, 1, "asker")
+    waiting = group.execute_on(0).receive_twice("sharedTalker", 1, "asker")
+    answer = group.execute_on(1).echo("sharedTalker", 0)
+    ((ended, received),) = waiting.wait()
+    assert "asker:0.fail raised KeyError" in ended
+    assert received == "now"
+    answer.wait()
+
+
+def test_a_lease_of_a_worker_that_is_gone_is_refused(launch, cluster):
+    launch(Basic, 1, "leaver")._close()
+    for kind in ("reserve", "lock"):
+        with pytest.raises(WorkerDiedError, match="'leaver:0' died"):
+            require_process().ask_driver(f"lease.{kind}", "leaver:0", [0])
+    with cluster.reserve_lease("next", [0]):
+        pass
+
+
+def test_two_looks_with_nothing_between_are_no_silence(monkeypatch):
+    clock = SimpleNamespace(now=100, monotonic=lambda: clock.now)
+    monkeypatch.setattr(silent_workers, "time", clock)
+    watch = silent_workers.SilentWorkers()
+
+    def look(seconds: int) -> None:
+        clock.now = seconds
+        watch.check(["a:0"], lambda: [Row("a:0", "not answering")], 1800.0)
+
+    for seconds in (200, 2500, 2540, *range(4200, 6020, 40)):
+        look(seconds)
+    with pytest.raises(TimeoutError, match=r"'a:0' has not answered for 30\.7 minutes"):
+        look(6040)

@@ -91,7 +91,7 @@ def test_the_devices_of_a_dead_holder_are_free(launch, cluster, runtime):
 
 
 def make_service():
-    return LeaseService(Endpoint())
+    return LeaseService(Endpoint(), lambda holder: None)
 
 
 def who_holds(leases: LeaseService) -> dict[int, str]:

@@ -1,11 +1,14 @@
 """Send, receive and broadcast between workers."""
 
 from collections import OrderedDict
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
 import torch
 
+from rlinf.scheduler.errors import WorkerDiedError
+from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.services import registry
 from tests.scheduler.workers import Bundle, Queuer, Talker
 
@@ -235,3 +238,13 @@ def test_receive_from_nobody_ends_with_a_wait_for_list(shared, short_deadline):
     assert group.execute_on(0).receive_from(NAME, 2).wait() == ["not for the one who gave up"]
     with pytest.raises(TimeoutError, match="worker nobody:0 to start"):
         group.execute_on(1).send_to_peer(1, "nobody", 0).wait()
+
+
+def test_messages_to_a_receiver_that_died_are_not_waited_for():
+    sender, died = Messaging(), Future()
+    died.set_exception(WorkerDiedError("worker 'a:0' died"))
+    bound = sender._Messaging__bound
+    assert bound("a:0", 300 << 20, died) is None
+    received = [Future() for _ in range(2)]  # by one of its name
+    assert bound("a:0", 200 << 20, received[0]) is None
+    assert bound("a:0", 200 << 20, received[1]) is received[0]

@@ -4,6 +4,7 @@ import asyncio
 import errno
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ from tests.scheduler.workers import (
     Clash,
     Concurrent,
     FailingStart,
+    Late,
     Named,
     Namesake,
     Oddity,
@@ -417,7 +419,7 @@ def test_a_worker_without_tensors_starts_without_torch(launch, runtime):
 
 
 CHILD = """
-import sys
+import sys, time
 from rlinf.scheduler import Worker, WorkerAddress
 
 class Child(Worker):
@@ -427,6 +429,10 @@ class Child(Worker):
 parent = WorkerAddress.from_name(sys.argv[1])
 child = Child(parent)
 child.send(child.get_name(), parent.root_group_name, parent.rank)
+if len(sys.argv) > 2:
+    child.device_lock.acquire()
+    child.connect_channel("of its child").get(async_op=True)
+    child.recv(parent.root_group_name, parent.rank)
 print(child.get_parent_rank(), child._world_size)
 """
 
@@ -438,8 +444,23 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
     printed = group.execute_on(2).start_child(CHILD).wait()
     assert printed == ["2 2\n"]
     assert group.execute_on(2).from_child().wait() == ["sharedBasic:2:1"]
-    while "not answering" in require_process().who_waits():  # as long as its end is not known
+    while group.execute_on(0).alive("sharedBasic:2:1").wait() == [True]:  # its end is not known
         time.sleep(0.1)
+    assert "not answering" not in require_process().who_waits()
+
+
+def test_what_a_child_held_is_free_after_its_end(launch, runtime):
+    if runtime == "local":
+        pytest.skip("workers of the local runtime are no processes")
+    on_device = PackedPlacementStrategy(0, 0)
+    group = launch(Basic, 1, "parent", placement_strategy=on_device)
+    channel = Channel.create("of its child")
+    for _ in range(2):  # of one name, one after the other
+        assert group.with_child(CHILD).wait() == ["2 2\n".replace("2", "0", 1)]
+        assert group.locked().wait() == ["locked"]
+    channel.put("for others")
+    assert channel.get() == "for others"
+    channel.close()
 
 
 def test_a_worker_that_is_up_after_its_group_was_closed_is_nobody(launch, runtime):
@@ -576,3 +597,64 @@ def test_what_runs_workers_reads_no_configurations():
     code = "import sys, rlinf.scheduler.worker, rlinf.scheduler.runtime.ray_actors\n"
     code += "assert not {'pydantic', 'omegaconf'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_handle_of_a_closed_group_closes_no_later_one_of_its_name(launch):
+    first = launch(Basic, 1, "once")
+    other = WorkerGroup.from_group_name(Basic, "once")
+    first._close()
+    later = launch(Basic, 1, "once")
+    assert later.add(1).wait() == [(0, 1)]
+    for closed in (first, other):
+        closed._close()
+    assert later.execute_on(0).alive("once:0").wait() == [True]
+
+
+class Unwilling:
+    """Cannot be sent."""
+
+    def __reduce__(self):
+        raise TypeError("it will not go")
+
+
+def test_a_launch_that_fails_leaves_the_name_free(launch, runtime):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    with pytest.raises(UserError, match="it will not go"):
+        launch(Basic, 1, "second try", Unwilling())
+    assert launch(Basic, 1, "second try").add(1).wait() == [(0, 1)]
+
+
+def test_the_name_of_a_group_whose_workers_have_all_died_is_free(launch, runtime):
+    if runtime == "local":
+        pytest.skip("workers of the local runtime are no processes")
+    group = launch(Basic, 1, "extinct")
+    (pid,) = group.process_id().wait()
+    os.kill(pid, signal.SIGKILL)
+    with pytest.raises(WorkerDiedError):
+        group.add().wait()
+    later = launch(Basic, 1, "extinct")
+    assert later.add(1).wait() == [(0, 1)]
+    group._close()
+    assert later.add(2).wait() == [(0, 2)]
+
+
+def test_what_a_closed_worker_still_computes_reaches_nobody(launch, runtime, tmp_path):
+    if runtime == "ray":
+        pytest.skip("a process ends with its worker")
+    channel, path = Channel.create("of the living"), tmp_path / "go"
+    group = launch(Late, 1, "late")
+    call = group.put_late(channel, path)
+    while not path.with_suffix(".begun").exists():
+        time.sleep(0.01)
+    group._close()
+    later = launch(Late, 1, "late")
+    assert later.rank().wait() == [0]
+    path.touch()
+    while not path.with_suffix(".refused").exists():
+        time.sleep(0.01)
+    assert "'late:0' died" in path.with_suffix(".refused").read_text()
+    assert channel.empty()
+    with pytest.raises(WorkerDiedError):
+        call.wait()
+    channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import logging
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from dataclasses import dataclass
 from functools import cache, partialmethod
 from pathlib import Path
@@ -177,6 +179,23 @@ class Basic(Impatient):
         )
         return done.stdout + done.stderr
 
+    def with_child(self, script: str) -> str:
+        """What a child prints that gets a message before it ends."""
+        parent = self.worker_address.get_name()
+        child = subprocess.Popen(
+            [sys.executable, "-c", script, parent, "all"], stdout=subprocess.PIPE, text=True
+        )
+        self.send("go on", self._group_name, (self._rank, 1))
+        output, _ = child.communicate()
+        self.from_child()
+        while self.check_worker_alive(f"{parent}:1"):
+            time.sleep(0.01)
+        return output
+
+    def locked(self) -> str:
+        with self.device_lock:
+            return "locked"
+
     def from_child(self) -> Any:
         return self.recv(self._group_name, (self._rank, 1))
 
@@ -256,6 +275,20 @@ class Member(Impatient):
 class Talker(Member):
     def send_list(self, group: str, rank: int) -> None:
         self.send_tensor([1, 2], group, rank)  # type: ignore[arg-type]
+
+    def receive_twice(self, group: str, rank: int, asker: str) -> list[Any]:
+        """What comes after a wait for it that a failed call has ended."""
+        require_process().look_seconds = 0.2
+        failing = WorkerGroup.from_group_name(Basic, asker).fail("nothing")
+        try:
+            self.recv(group, rank)
+        except KeyError as error:
+            ended = repr(error.args[0])
+        self.send("now", group, rank)
+        with contextlib.suppress(KeyError):
+            failing.wait()
+        require_process().look_seconds = 5.0
+        return [ended, self.recv(group, rank)]
 
     def read_no_message(self, seconds: float) -> None:
         """Keep this process from reading what others tell it, as a busy machine may do."""
@@ -404,6 +437,16 @@ class Queuer(Member):
         channel.put("from the worker")
         return channel
 
+    def put_into_one_of_all(self, name: str) -> None:
+        """Into a channel that every rank creates."""
+        warnings.simplefilter("ignore")
+        self.create_channel(name).put(self._rank)
+
+    def give_large(self, numel: int) -> Any:
+        import torch
+
+        return torch.zeros(numel)
+
     def join(self, name: str) -> Any:
         return self.connect_channel(name).get()
 
@@ -524,3 +567,19 @@ class Distant(Worker):
                 values.append(channel.get())
             at = at or time.monotonic()
         return {"values": [int(torch.as_tensor(v).max()) for v in values], "at": at}
+
+
+class Late(Worker):
+    def rank(self) -> int:
+        return self._rank
+
+    def put_late(self, channel: Channel, path: Path) -> None:
+        """Put an item once a file is there; tell in another one what that raises."""
+        path.with_suffix(".begun").touch()
+        while not path.exists():
+            time.sleep(0.01)
+        try:
+            channel.put("too late")
+        except Exception as error:
+            path.with_suffix(".refused").write_text(str(error))
+            raise

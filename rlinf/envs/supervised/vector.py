@@ -288,7 +288,8 @@ class SupervisedVectorEnv(VectorEnv):
             reason = FaultReason(fault["reason"])
             noted = EnvFault(env, reason, fault["detail"], fault["episode"])
             self._faults.append(noted)
-            if not (self.config.leave_out_failing_tasks and fault["never_began"]):
+            sound = reason is FaultReason.MEMORY  # its episode goes on
+            if not sound and not (self.config.leave_out_failing_tasks and fault["never_began"]):
                 self._watch.note_fault(noted)
             if row >= 0 and row // (self.num_envs // self.stages) not in self._in_flight:
                 # The next action of this row answers an observation that is gone.

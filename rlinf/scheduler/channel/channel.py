@@ -17,7 +17,6 @@ from rlinf.scheduler.errors import (
     SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
-    WaitTimeout,
 )
 from rlinf.scheduler.process import (
     AsyncWork,
@@ -109,16 +108,14 @@ class Channel:
         hosts = _hosts(process, distributed, node_rank, host)
         worker = host.get_name() if isinstance(host, WorkerAddress) else host
         wanted = ChannelRecord(name, maxsize, hosts, distributed, worker)
-        record, new = process.ask_driver("registry.add_channel", wanted)
+        what = f"channel '{name}' to open"
+        record, new = process.ask_driver("registry.add_channel", wanted, what=what)
         if not new:
             warnings.warn(
                 f"channel '{name}' exists: connecting to it (its maxsize is {record.maxsize})",
                 stacklevel=2,
             )
             return cls(record)
-        for address in set(hosts.values()):
-            opened = process.endpoint.request(address, "channel.open", name, maxsize)
-            process.wait(opened, f"channel '{name}' to open")
         return cls(record, at_worker=host is not None)
 
     @classmethod
@@ -380,9 +377,14 @@ class Channel:
         process = require_process()
         try:
             reply: Reply = process.wait(future, what)
-        except WaitTimeout:
+        except BaseException as error:
+            if future.done():
+                raise
             # Without this a later item would be given to a request that nobody waits for.
-            if process.wait(self._withdraw(key, ticket), "a withdrawal").value:
+            withdrawal = self._withdraw(key, ticket)
+            if not isinstance(error, Exception):  # an interrupt waits for nothing
+                raise
+            if process.wait(withdrawal, "a withdrawal").value:
                 raise
             reply = process.wait(future, what)
         return reply

@@ -99,13 +99,8 @@ def adopt(worker: Any, launch: Launch) -> None:
         process.network = Network(process)
     if launch.log_directory is not None:
         _open_log(launch)
-    dead = process.ask_driver(
-        "registry.register", launch.name, endpoint.address, launch.info, launch.incarnation
-    )
-    if alone:
-        with endpoint.lock:
-            for name, cause in dead.items():
-                process.mailbox.mark_dead(name, cause)
+    own = (launch.name, endpoint.address, launch.info, launch.incarnation)
+    process.ask_driver("registry.register", *own)
 
 
 def show_log() -> None:

@@ -8,6 +8,7 @@ import importlib
 import queue
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -19,7 +20,13 @@ from weakref import WeakValueDictionary
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.process import Process, set_current_worker, set_launching, set_process
+from rlinf.scheduler.process import (
+    ENDED,
+    Process,
+    set_current_worker,
+    set_launching,
+    set_process,
+)
 from rlinf.scheduler.runtime.attach import close_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
@@ -36,6 +43,7 @@ from rlinf.scheduler.runtime.node_probe import probe_node
 from rlinf.scheduler.transport.endpoint import Endpoint, claim, try_fail
 from rlinf.scheduler.transport.payload import Payload
 
+_JOIN_SECONDS = 2.0
 _MOST_OVERLAPPING = 1000  # calls of a worker with async methods
 _SOFT = 1  # omp_pause_soft: what the next computation needs comes back by itself
 
@@ -85,8 +93,9 @@ class LocalRuntime(Runtime):
         workers = list(self._workers.values())
         for worker in workers:
             worker.kill()
+        limit = time.monotonic() + _JOIN_SECONDS
         for worker in workers:
-            worker.join(timeout=2.0)
+            worker.join(limit)
 
 
 class LocalWorker(WorkerHandle):
@@ -163,6 +172,7 @@ class LocalWorker(WorkerHandle):
             if self.killed:
                 return
             self.killed = True
+            self._mark_ended()
             for _ in self._threads:
                 self._calls.put(None)
         close_log(self._launch.name)
@@ -170,11 +180,16 @@ class LocalWorker(WorkerHandle):
         for future in list(self._open):
             try_fail(future, self._ended())
 
-    def join(self, timeout: float) -> None:
-        """Wait for the threads to end."""
+    def join(self, limit: float) -> None:
+        """Wait for the threads to end, until a time of the monotonic clock."""
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(timeout)
+                thread.join(max(limit - time.monotonic(), 0.0))
+
+    def _mark_ended(self) -> None:
+        """What its threads still compute reaches nobody, and no later cluster."""
+        if self.killed and self._worker is not None:
+            setattr(self._worker, ENDED, True)
 
     def _ended(self) -> WorkerDiedError:
         return WorkerDiedError(f"worker '{self._launch.name}' died: its group was closed")
@@ -200,6 +215,8 @@ class LocalWorker(WorkerHandle):
             check_built(self._worker)
         except BaseException as error:  # noqa: BLE001 - every call of the worker raises it
             self._start_error = error
+        with self._lock:
+            self._mark_ended()
         release_compute_threads()
         self._built.set()
 

@@ -190,9 +190,12 @@ class RayRuntime(RayClientRuntime):
         another node nobody tells."""
         node, path, _ = address.split("|")
         if int(node) == self.process.node_rank:
-            self._wait_for_end(int(PurePath(path).name.partition(".")[0]))
+            pid = int(PurePath(path).name.partition(".")[0])
+            self._wait_for_end(pid)
             with self.process.endpoint.lock:
                 registry.left(name, address)
+            if self._files is not None:
+                remove_free_blocks(self._files, pid)
 
     def _watch_control(self, pid: int) -> None:
         """Ask the program to end where Ray's control process does: workers go on without it, but

@@ -13,6 +13,8 @@ from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
 
+_MOST_KEYS = 1024
+
 
 class Ticket(NamedTuple):
     """One request that may wait: whose it is, and a number of its process's own."""
@@ -76,6 +78,10 @@ class _Queue:
     putters: deque[_Putter] = field(default_factory=deque)
 
     @property
+    def used(self) -> bool:
+        return bool(self.items or self.getters or self.putters)
+
+    @property
     def full(self) -> bool:
         return 0 < self.maxsize <= len(self.items)
 
@@ -124,11 +130,16 @@ class _Channel:
     maxsize: int
     queues: dict[Hashable, _Queue] = field(default_factory=dict)
     closed: str | None = None
+    most_keys: int = _MOST_KEYS
+    """At so many, those that nothing is in are forgotten."""
 
     def queue(self, key: Hashable) -> _Queue:
         if self.closed is not None:
             raise SchedulerError(self.closed)
         if key not in self.queues:
+            if len(self.queues) >= self.most_keys:
+                used = {name: queue for name, queue in self.queues.items() if queue.used}
+                self.queues, self.most_keys = used, max(_MOST_KEYS, 2 * len(used))
             self.queues[key] = _Queue(self.maxsize)
         return self.queues[key]
 
@@ -138,6 +149,7 @@ class ChannelService:
 
     def __init__(self, endpoint: Endpoint, check_alive: Callable[[str], None]) -> None:
         self._check_alive = check_alive
+        self.discard: Callable[[Payload], object] = lambda payload: None
         self._channels: dict[str, _Channel] = {}
         for name in (
             "open", "put", "put_nowait", "get", "get_nowait", "withdraw", "size", "items", "close"
@@ -237,4 +249,7 @@ class ChannelService:
             waiting = [getter.future for getter in queue.getters]
             for future in waiting + [putter.future for putter in queue.putters]:
                 try_fail(future, SchedulerError(channel.closed))
+            entries = [*queue.items, *(putter.entry for putter in queue.putters)]
+            for entry in entries + [entry for getter in queue.getters for entry in getter.taken]:
+                self.discard(entry.payload)
         channel.queues.clear()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf.errors import RLinfError, UserError
@@ -15,8 +16,16 @@ from rlinf.scheduler.services.diagnosis import Row, render
 
 if TYPE_CHECKING:
     from rlinf.scheduler.runtime.execution import Outcome
+    from rlinf.scheduler.transport.payload import Payload
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Wait:
+    """One wait, and when it began."""
+
+    began: float = field(default_factory=time.monotonic)
 
 
 @dataclass(eq=False)
@@ -28,9 +37,9 @@ class _Call:
     future: Future[Outcome]
     take: Callable[[Outcome], object]
     told: bool = False
-    seen_in: object = None
-    """The wait in which its failure was first seen."""
-    stood_in: object = None
+    seen_at: float | None = None
+    """When a wait first saw its failure; a wait that began later is not in vain for it."""
+    stood_in: Wait | None = None
     """The wait at whose last look nothing went on any more."""
     heard: bool = False
     """Whether who waited for all ranks of a group has heard of the failure of another one."""
@@ -49,10 +58,12 @@ class _Call:
 class FailedCalls:
     """The calls of this process of which nobody took the result yet.
 
-    They are looked at, not called back: a call with a callback is answered later.
+    They are looked at, not called back: a call with a callback is answered later. ``discard`` is
+    given the result of one that nobody will take.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, discard: Callable[[Payload], object] = lambda payload: None) -> None:
+        self._discard = discard
         self._calls: dict[Future[Any], _Call] = {}
         self._lock = threading.RLock()  # `abandon` may come of a collection of garbage in between
 
@@ -80,6 +91,8 @@ class FailedCalls:
             if call.worker in workers:
                 _tell(call)
                 self.forget(call.future)
+                if call.future.done() and call.future.exception() is None and not call.failed:
+                    self._discard(call.future.result().payload)
 
     def abandon(self, future: Future[Any]) -> None:
         """Nobody will take the result of a call: log what goes wrong with it."""
@@ -93,6 +106,7 @@ class FailedCalls:
                 threading.Thread(target=_tell, args=(call,), daemon=True).start()
             else:
                 self.forget(future)
+                self._discard(future.result().payload)
 
         future.add_done_callback(ended)
 
@@ -101,7 +115,7 @@ class FailedCalls:
             return list(self._calls.values())
 
     def check(
-        self, caller: str, wait: object, rows: Callable[[], list[Row]], still_seconds: float
+        self, caller: str, wait: Wait, rows: Callable[[], list[Row]], still_seconds: float
     ) -> None:
         """Raise a failed call of a caller that waits, if the wait cannot end.
 
@@ -121,11 +135,11 @@ class FailedCalls:
         # Before the workers are asked: one whose call ends in between has not stood still.
         called = {call.worker for call in own if not call.future.done()}
         for call in failed:
-            call.seen_in = call.seen_in or wait
+            call.seen_at = call.seen_at or time.monotonic()
             _tell(call)
             if call.heard:
                 self.forget(call.future)
-        known = [call for call in failed if call.seen_in is wait and not call.heard]
+        known = [c for c in failed if c.seen_at and c.seen_at >= wait.began and not c.heard]
         if not known:
             return
         first, doing = known[0], rows()

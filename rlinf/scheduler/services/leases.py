@@ -6,12 +6,12 @@ waits wants any of them. Nobody waits while holding, so no overlap of sets can d
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from itertools import count
 
-from rlinf.scheduler.errors import SchedulerError, WaitTimeout
+from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import current_worker_name, require_process
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
@@ -37,15 +37,18 @@ _numbers = count(1)
 
 
 class LeaseService:
-    """Grants leases in the order in which they were asked for."""
+    """Grants leases in the order in which they were asked for; ``check_alive`` raises for a worker
+    that died, whose request may arrive after the news of its end."""
 
-    def __init__(self, endpoint: Endpoint) -> None:
+    def __init__(self, endpoint: Endpoint, check_alive: Callable[[str], None]) -> None:
+        self._check_alive = check_alive
         self._tickets: dict[int, _Ticket] = {}
         for name in ("reserve", "acquire", "release", "cancel", "lock", "unlock", "withdraw"):
             endpoint.register(f"lease.{name}", getattr(self, name))
 
     def reserve(self, holder: str, devices: Iterable[int]) -> int:
         """Queue a request now; `acquire` waits for it later."""
+        self._check_alive(holder)
         number = next(_numbers)
         self._tickets[number] = _Ticket(number, holder, frozenset(devices))
         self._settle()
@@ -91,6 +94,7 @@ class LeaseService:
 
     def lock(self, holder: str, devices: Iterable[int]) -> Future[Reply] | None:
         """Reserve and acquire, or nest in what the holder has or is about to have."""
+        self._check_alive(holder)
         wanted = frozenset(devices)
         held = self._covering(holder, wanted)
         if held is not None:
@@ -145,7 +149,10 @@ class LeaseService:
             if nested or not ticket.devices & busy:
                 ticket.granted = True
                 waiting, ticket.waiting = ticket.waiting, []
-                ticket.count += sum(try_resolve(future, Reply()) for future in waiting)
+                for future in waiting:
+                    ticket.count += 1  # first: whoever gave up waiting releases it at once
+                    if not try_resolve(future, Reply()):
+                        ticket.count -= 1
             busy |= ticket.devices
 
 
@@ -164,12 +171,20 @@ class DeviceLock:
         """Wait for the devices: WaitTimeout after the deadline, LeaseError if it would deadlock."""
         if not self._devices:
             return
-        ask = require_process().ask_driver
+        process, own = require_process(), (self._holder, self._devices)
+
+        def release(granted: Future[Reply]) -> None:
+            if not granted.cancelled() and granted.exception() is None:
+                process.endpoint.request(process.driver, "lease.unlock", *own)
+
         with Tracer.trace_span("lease", cat="lease"):
+            future = process.endpoint.request(process.driver, "lease.lock", *own)
             try:
-                ask("lease.lock", self._holder, self._devices, what=_what(self._devices))
-            except WaitTimeout:
-                ask("lease.withdraw", self._holder, self._devices)
+                process.wait(future, _what(self._devices))
+            except BaseException:
+                if not future.done():  # whatever ended the wait: nobody would use what is granted
+                    future.add_done_callback(release)
+                    process.endpoint.request(process.driver, "lease.withdraw", *own)
                 raise
 
     def release(self) -> None:
@@ -197,12 +212,14 @@ class LeaseTicket:
 
         WaitTimeout after the deadline, LeaseError if the ticket was cancelled or released.
         """
-        ask = require_process().ask_driver
+        process = require_process()
         with Tracer.trace_span(f"lease {self.number}", cat="lease"):
+            future = process.endpoint.request(process.driver, "lease.acquire", self.number)
             try:
-                ask("lease.acquire", self.number, what=_what(self.devices))
-            except WaitTimeout:
-                self.cancel()
+                process.wait(future, _what(self.devices))
+            except BaseException:
+                if not future.done():
+                    process.endpoint.request(process.driver, "lease.cancel", self.number)
                 raise
 
     def release(self) -> None:

@@ -14,6 +14,9 @@ from rlinf.scheduler.transport.payload import Payload
 Stream = tuple[str, str, Hashable]
 """Receiver, sender, and which of their streams."""
 
+PAIR = "pair"
+"""The stream of messages to one receiver."""
+
 _Message = tuple[Any, Sequence[Payload], Future[Reply] | None]
 
 
@@ -26,10 +29,12 @@ class MailboxService:
         self._waiting: dict[Stream, deque[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
         self.addresses: dict[str, str] = {}
+        self.discard: Callable[[Payload], object] = lambda payload: None
         self.on_death: Callable[[str, WorkerDiedError], object] = lambda worker, error: None
         endpoint.register("mail.deliver", self._deliver)
         endpoint.register("mail.dead", self.mark_dead)
         endpoint.register("mail.forget", self._forget)
+        endpoint.register("mail.left", self._leave)
 
     def receive(self, stream: Stream) -> Future[Reply]:
         """The next message of a stream, now or when it comes."""
@@ -67,9 +72,19 @@ class MailboxService:
         """A worker of this name starts afresh."""
         self._dead.pop(worker, None)
         self.addresses.pop(worker, None)
-        for table in (self._messages, self._waiting):
-            for stream in [stream for stream in table if worker in stream[:2]]:
-                del table[stream]
+        for stream in [stream for stream in self._waiting if worker in stream[:2]]:
+            del self._waiting[stream]
+        for stream in [stream for stream in self._messages if worker in stream[:2]]:
+            for _, payloads, _ in self._messages.pop(stream):
+                if stream[2] == PAIR:  # of a broadcast, others may not have read it yet
+                    for payload in payloads:
+                        self.discard(payload)
+
+    def _leave(self, worker: str) -> None:
+        """A child has ended, and waits for nothing any more: what it sent can be received, and who
+        sends it something waits for the next one of its name."""
+        self.addresses.pop(worker, None)
+        self.on_death(worker, _died(worker, "its process ended"))
 
     def _deliver(
         self, stream: Stream, head: Any, acknowledged: bool, *, payloads: Sequence[Payload] = ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.scheduler.address import SlowLinks, WorkerInfo
@@ -73,6 +73,14 @@ class ChannelRecord:
         return self.hosts[min(self.hosts)]
 
 
+@dataclass
+class _Channel:
+    """A channel, and the answers of its hosts to that they open it."""
+
+    record: ChannelRecord
+    opening: list[Future[Reply]] = field(default_factory=list)
+
+
 class RegistryService:
     """The one table of names; ``on_death`` is called with a worker that is gone for good."""
 
@@ -85,16 +93,15 @@ class RegistryService:
         self._sought: dict[str, threading.Timer] = {}
         self._dead: dict[str, str] = {}
         self._groups: dict[str, GroupRecord] = {}
-        self._channels: dict[str, ChannelRecord] = {}
+        self._channels: dict[str, _Channel] = {}
         self._ports: dict[tuple[int, int], str] = {}
         self._pins: dict[tuple[str, Hashable], str] = {}
         for name in (
             "add_group", "remove_group", "group", "register", "lookup", "refuse_stranger", "info",
-            "started", "launch", "take_port", "add_channel", "remove_channel", "pin",
+            "started", "launch", "take_port", "add_channel", "channel", "remove_channel", "pin",
+            "alive",
         ):  # fmt: skip
             endpoint.register(f"registry.{name}", getattr(self, name))
-        endpoint.register("registry.alive", self._workers.__contains__)
-        endpoint.register("registry.channel", self._channels.get)
 
     def add_group(self, group: GroupRecord, launches: list[Launch]) -> Future[Reply] | None:
         """Announce a group before its processes are up.
@@ -105,8 +112,8 @@ class RegistryService:
         Raises:
             NameTakenError: A group of that name is alive.
         """
-        if group.name in self._groups:
-            other = self._groups[group.name]
+        other = self._groups.get(group.name)
+        if other is not None and any(worker in self._workers for worker in other.worker_names):
             raise NameTakenError(
                 f"worker group name '{group.name}' is taken by a running group of "
                 f"{len(other.worker_names)} {other.class_name} worker(s). Close that group first "
@@ -117,18 +124,23 @@ class RegistryService:
         for launch in launches:
             name = launch.name
             if self._dead.pop(name, None) is not None:
-                for address in self.endpoints():
-                    with suppress(WorkerDiedError):
-                        told.append(self._endpoint.request(address, "mail.forget", name))
+                told += self._ask_everyone("mail.forget", name)
             waiting = self._unknown.pop(name, [])
             self._workers[name] = _WorkerRecord(launch.info, launch, waiting=waiting)
         return all_done(told, _SILENT_SECONDS) if told else None
 
-    def remove_group(self, name: str) -> None:
-        """Forget a group that was closed; whoever waits for its workers gets an error."""
-        if group := self._groups.pop(name, None):
-            for worker in group.worker_names:
-                self.died(worker, f"its group '{name}' was closed")
+    def remove_group(self, name: str, incarnation: str) -> None:
+        """Forget a group that was closed, unless it is gone, whatever has its name now; whoever
+        waits for its workers gets an error."""
+        group = self._groups.get(name)
+        if group is None or group.incarnation != incarnation:
+            return
+        del self._groups[name]
+        for worker in group.worker_names:
+            self.died(worker, f"its group '{name}' was closed")
+        for child in [each for each in self._workers if each.startswith(f"{name}:")]:
+            self._release(child)
+            del self._workers[child]
 
     def group(self, name: str) -> GroupRecord | None:
         """A group that is alive."""
@@ -136,8 +148,9 @@ class RegistryService:
 
     def register(
         self, name: str, address: str, info: WorkerInfo, incarnation: str
-    ) -> dict[str, str]:
-        """A worker's process is up and reachable; returns the workers that died before.
+    ) -> Future[Reply] | None:
+        """A worker's process is up and reachable. It is told which workers died before, and a child
+        that takes the place of another one is made known, before the answer.
 
         Raises:
             WorkerDiedError: The group that it was started for was closed meanwhile.
@@ -145,23 +158,29 @@ class RegistryService:
         group = self._groups.get(info.address.root_group_name)
         if group is None or group.incarnation != incarnation:
             raise WorkerDiedError(f"worker '{name}' is up after its group was closed")
-        record = self._workers.get(name)
-        if record is None or record.ended:
+        record, told = self._workers.get(name), []
+        if record is None:
             record = self._workers[name] = _WorkerRecord(info, waiting=self._unknown.pop(name, []))
-        record.address = address
+        elif record.address is not None and not record.ended:  # it may have, unnoticed as yet
+            told = self._leave(name)
+        record.address, record.ended = address, False
         self.on_start(name, address)
         for future in record.waiting:
             try_resolve(future, Reply(address))
         record.waiting.clear()
-        return dict(self._dead)
+        if address != self._endpoint.address:
+            # Not by the answer: what is told of one that is launched again could be earlier.
+            for worker, cause in self._dead.items():
+                self._endpoint.request(address, "mail.dead", worker, cause)
+        return all_done(told, _SILENT_SECONDS) if told else None
 
     def lookup(self, name: str) -> Future[Reply] | str:
-        """Endpoint of a worker, as soon as it is up."""
+        """Endpoint of a worker, as soon as it is up; of a child that has ended, of its next one."""
         if name in self._dead:
             raise WorkerDiedError(f"worker '{name}' died: {self._dead[name]}")
         record = self._workers.get(name)
         self.refuse_stranger(name)
-        if record is not None and record.address is not None:
+        if record is not None and record.address is not None and not record.ended:
             return record.address
         future: Future[Reply] = Future()
         waiting = record.waiting if record else self._unknown.setdefault(name, [])
@@ -226,8 +245,9 @@ class RegistryService:
         self._dead[name] = cause
         for future in record.waiting:
             try_fail(future, WorkerDiedError(f"worker '{name}' died: {cause}"))
-        self._on_death(name)
-        self._ports = {port: owner for port, owner in self._ports.items() if owner != name}
+        self._release(name)
+        for channel in [each for each in self._channels.values() if each.record.worker == name]:
+            self.remove_channel(channel.record.name)
         for address in self.endpoints():
             # No answer is waited for: some may have died themselves, not yet known to have.
             self._endpoint.request(address, "mail.dead", name, cause, record.address)
@@ -237,6 +257,27 @@ class RegistryService:
         of it from its parent; what it has sent may still be on its way to them."""
         if self.runs_at(name, address):
             self._workers[name].ended = True
+            self._leave(name)
+
+    def _leave(self, name: str) -> list[Future[Reply]]:
+        self._release(name)
+        return self._ask_everyone("mail.left", name)
+
+    def _release(self, name: str) -> None:
+        """Free what a worker held."""
+        self._on_death(name)
+        self._ports = {port: owner for port, owner in self._ports.items() if owner != name}
+
+    def _ask_everyone(self, kind: str, name: str) -> list[Future[Reply]]:
+        asked = []
+        for address in self.endpoints():
+            with suppress(WorkerDiedError):
+                asked.append(self._endpoint.request(address, kind, name))
+        return asked
+
+    def alive(self, name: str) -> bool:
+        """Whether a worker has been launched, and has not ended as far as is known."""
+        return name in self._workers and not self._workers[name].ended
 
     def runs(self, launch: Launch) -> bool:
         """Whether the worker of this launch has not ended, as far as is known."""
@@ -256,10 +297,41 @@ class RegistryService:
                 table.setdefault(record.address, []).append(name)
         return table
 
-    def add_channel(self, record: ChannelRecord) -> tuple[ChannelRecord, bool]:
-        """Announce a channel; an existing one of that name wins. Returns whether it is new."""
-        existing = self._channels.setdefault(record.name, record)
-        return existing, existing is record
+    def add_channel(self, record: ChannelRecord) -> Future[Reply]:
+        """Open a channel at its hosts; an existing one of that name wins. The answer, once it is
+        open, is its record and whether it is new."""
+        channel = self._channels.get(record.name)
+        new = channel is None
+        if channel is None:
+            channel = self._channels[record.name] = _Channel(record)
+            channel.opening = [
+                self._endpoint.request(address, "channel.open", record.name, record.maxsize)
+                for address in set(record.hosts.values())
+            ]
+        return self._once_open(channel, (channel.record, new))
+
+    def channel(self, name: str) -> Future[Reply] | None:
+        """The record of a channel, once it is open; None if there is none."""
+        channel = self._channels.get(name)
+        return None if channel is None else self._once_open(channel, channel.record)
+
+    def _once_open(self, channel: _Channel, answer: Any) -> Future[Reply]:
+        future: Future[Reply] = Future()
+
+        def opened(_: object = None) -> None:
+            errors = [each.exception() for each in channel.opening if each.done()]
+            if error := next(filter(None, errors), None):
+                if self._channels.get(channel.record.name) is channel:
+                    self.remove_channel(channel.record.name)
+                try_fail(future, error)
+            else:
+                try_resolve(future, Reply(answer))
+
+        if all(each.done() for each in channel.opening):
+            opened()
+        else:  # who does not answer answers a put no sooner
+            all_done(channel.opening, _SILENT_SECONDS).add_done_callback(opened)
+        return future
 
     def remove_channel(self, name: str) -> None:
         """Free the name of a channel."""
@@ -269,9 +341,9 @@ class RegistryService:
 
     def pin(self, name: str, key: Hashable, node_rank: int) -> str:
         """Host of a key of a distributed channel: that of the node which asks first."""
-        record = self._channels.get(name)
-        if record is None:
+        if name not in self._channels:
             raise SchedulerError(f"there is no channel '{name}'")
+        record = self._channels[name].record
         host = record.hosts.get(node_rank, record.main_host)
         return self._pins.setdefault((name, key), host)
 
@@ -283,7 +355,7 @@ class DriverServices:
         self, process: Process, tracer: Tracer | None, slow_links: SlowLinks | None
     ) -> None:
         endpoint = process.endpoint
-        self.leases = LeaseService(endpoint)
+        self.leases = LeaseService(endpoint, process.mailbox.check_alive)
         self.registry = RegistryService(endpoint, self.leases.release_holder)
         endpoint.register(
             "diagnosis.report", lambda: ask_everyone(endpoint, self.registry.endpoints())

@@ -13,6 +13,7 @@ from rlinf.scheduler.services.diagnosis import Row, render
 log = logging.getLogger(__name__)
 
 _MOST_SECONDS_BETWEEN = 30.0
+_LONGEST_GAP_SECONDS = 60.0
 
 
 class SilentWorkers:
@@ -40,11 +41,14 @@ class SilentWorkers:
         """
         pause = min(_MOST_SECONDS_BETWEEN, deadline_seconds / 4)
         with self._lock:
-            if time.monotonic() - self._asked >= pause:
+            unasked = time.monotonic() - self._asked
+            if unasked >= pause:
                 self._rows = ask()
                 now = self._asked = time.monotonic()
                 silent = [row.worker for row in self._rows if row.silent]
-                self._since = {worker: self._since.get(worker, now) for worker in silent}
+                # Of the time in which nobody asked, it may have answered in all but two moments.
+                known = self._since if unasked <= _LONGEST_GAP_SECONDS else {}
+                self._since = {worker: known.get(worker, now) for worker in silent}
                 self._told &= self._since.keys()
             waited_for = self._since.keys() & set(workers)
             for worker in sorted(waited_for):

@@ -147,12 +147,19 @@ class AttachedBlocks:
         with self._lock:
             mapping = self._mappings.get(name)
             if mapping is None:
+                self._drop_removed()
                 mapping = self._mappings[name] = _map(name)
                 if len(self._mappings) > _MOST_ATTACHED:
                     self._mappings.popitem(last=False)  # unmapped once its views are gone
             else:
                 self._mappings.move_to_end(name)
             return mapping
+
+    def _drop_removed(self) -> None:
+        """Keep no memory that its sender has given back to the machine."""
+        directory = shared_memory_directory()
+        for name in [name for name in self._mappings if not (directory / name).exists()]:
+            del self._mappings[name]
 
 
 def _map(name: str) -> mmap.mmap:

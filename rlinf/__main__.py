@@ -12,6 +12,9 @@ def main() -> int:
     with contextlib.suppress(FileNotFoundError):  # of a working directory that was deleted
         if os.getcwd() not in sys.path:  # as `python -m` does; behind all that is installed
             sys.path.append(os.getcwd())
+    from rlinf.processes.interrupt import note_interrupts
+
+    note_interrupts()
     try:
         from rlinf.cli.main import main as run
     except KeyboardInterrupt:  # while libraries are imported, which takes half a second

@@ -15,6 +15,8 @@ POLICY_FILE = "policy.safetensors"
 
 MODEL = "model"
 """Name, in the header of such a file, of the type of the model that it is of."""
+SETTINGS = "settings"
+"""Name, in the same place, of the keys without which the tensors mean something else, as JSON."""
 STATISTICS = "statistics"
 """Name, in the same place, of the statistics by which the model reads states and gives actions, as
 JSON."""

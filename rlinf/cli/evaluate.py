@@ -14,6 +14,7 @@ from rlinf.cli.run_paths import check_writable, find_run_or_checkpoint, is_recip
 from rlinf.cli.serve import TOKEN_VARIABLE, require_serving
 from rlinf.cli.train import Overrides, print_batches, print_dry_run
 from rlinf.errors import ConfigError
+from rlinf.processes.interrupt import raise_noted
 from rlinf.serving.server_address import require_server
 
 if TYPE_CHECKING:
@@ -116,16 +117,18 @@ def evaluate(
     from rlinf.cli.tasks import config_of_run, of_other_types
 
     changed = of_other_types(config_of_run(path), overrides or [])
-    task = _task_of(source, path, other, changed)
+    task, other_task = _tasks_of(source, path, other, changed)
 
     from rlinf.monitor.run_directory import showing_warnings
     from rlinf.runners import evaluation
 
     check_writable(evaluation.run_of(path), "run directory")
+    raise_noted()
     with showing_warnings(), lasting("stdout"):
         evaluation.evaluate(
             task, path, overrides=changed, items=episodes, spec=spec, video=video,
-            compare=other, server=options.through,
+            compare=None if other is None or other_task is None else (other_task, other),
+            server=options.through,
         )  # fmt: skip
 
 
@@ -148,7 +151,8 @@ def _check_items(episodes: int | None, spec: Path | None, overrides: list[str]) 
     if spec is not None and episodes is not None:
         raise ConfigError("--episodes and --spec exclude each other: a spec lists its episodes")
     if spec is not None and not spec.is_file():
-        raise ConfigError(f"--spec: no file '{spec}'")
+        raise ConfigError(f"--spec: '{spec}' is a directory" if spec.is_dir() else
+                          f"--spec: no file '{spec}'")  # fmt: skip
     option = "--episodes" if spec is None else "--spec"
     decided = _COUNTS if spec is None else (*_COUNTS, *_IN_SPECS)
     for key in (each.partition("=")[0] for each in overrides):
@@ -156,17 +160,17 @@ def _check_items(episodes: int | None, spec: Path | None, overrides: list[str]) 
             raise ConfigError(f"{option} and {key} exclude each other; leave one out")
 
 
-def _task_of(source: str, path: Path, other: Path | None, overrides: list[str]) -> AnyTask:
-    """The task of a run, which is that of the other one too; both may be changed so."""
+def _tasks_of(
+    source: str, path: Path, other: Path | None, overrides: list[str]
+) -> tuple[AnyTask, AnyTask | None]:
+    """The tasks of a run and of the other one, if any; both may be changed so."""
     from rlinf.cli.tasks import check_changed, require_training, task_of_run
 
     task = task_of_run(path)
     require_training(task, source)
-    if other is not None and task_of_run(other) is not task:
-        raise ConfigError("--compare: the two runs are of different tasks")
     for each in [path, *([] if other is None else [other])] if overrides else []:
         check_changed(each, overrides, why="an evaluated run")
-    return task
+    return task, None if other is None else task_of_run(other)
 
 
 def _evaluate_recipe(
@@ -213,6 +217,7 @@ def _beginning(source: str, task: AnyTask, config: PlacedConfig, *, served: bool
 def _in_directory(
     task: AnyTask, config: PlacedConfig, recipe: LoadedRecipe, options: _Options
 ) -> None:
+    raise_noted()
     from rlinf.config.dump import to_yaml
     from rlinf.monitor.run_directory import RunDirectory, logging_to
 

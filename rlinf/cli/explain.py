@@ -18,7 +18,7 @@ def explain(
 ) -> None:
     """Say what a configuration key means, its default and legal values, and who sets it."""
     from rlinf.cli.tasks import task_names
-    from rlinf.config.explain import Explanation
+    from rlinf.config.explain import Explanation, unlike_any
     from rlinf.config.explain import explain as look_up
     from rlinf.errors import ConfigError
     from rlinf.runners.task import REGISTRY
@@ -36,7 +36,9 @@ def explain(
         except ConfigError as error:
             problems.setdefault(str(error), []).append(name)
     if not found:
-        raise ConfigError(_nearest(key, problems))
+        classes = [REGISTRY.load(name).config_class for name in task_names()]
+        sections = sorted({section for each in classes for section in each.model_fields})
+        raise ConfigError(_nearest(key, problems) or unlike_any(key, sections))
     several = len({tuple(names) for names in found.values()}) > 1
     for shared, names in found.items():
         entry = replace(shared, settings=tuple(settings[shared]))
@@ -59,7 +61,8 @@ def explain(
 
 
 def _nearest(key: str, problems: Mapping[str, Sequence[str]]) -> str:
-    """What to say of a key that no task has, from what is said of it for each; the more certain."""
+    """What to say of a key that no task has, from what is said of it for each; the more certain.
+    Empty where it is like no key of any."""
     for words in ("; here that is ", "; did you mean "):
         hints = {text.partition(words)[2]: tasks for text, tasks in problems.items()
                  if words in text}  # fmt: skip
@@ -69,4 +72,4 @@ def _nearest(key: str, problems: Mapping[str, Sequence[str]]) -> str:
             told = [f"{hint.rstrip('?')} ({', '.join(tasks)})"
                     for hint, tasks in hints.items()]  # fmt: skip
             return f"no key `{key}`{words}{', '.join(told)}" + ("?" if "mean" in words else "")
-    return next(iter(problems))
+    return "" if len(problems) > 1 else next(iter(problems))

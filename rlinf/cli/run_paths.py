@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rlinf.config.nearest import nearest_names
 from rlinf.errors import CheckpointError, ConfigError
+from rlinf.monitor.run_directory import require_empty
 
 CONFIG_FILE = "config.yaml"
 LATEST = "latest"
@@ -106,17 +107,23 @@ def _hint(given: str, recipes: Iterable[str]) -> str:
 
 
 def check_new(directory: Path) -> None:
-    """Refuse a directory that holds a run already."""
+    """Refuse a directory that holds a run already, or anything else."""
     if (directory / CONFIG_FILE).exists():
         raise ConfigError(
             f"--run-dir = '{directory}' holds a run already; continue it with "
             f"`rlinf resume {shlex.quote(str(directory))}`, or give a new directory"
         )
+    require_empty(directory)
 
 
 def check_writable(directory: Path, key: str) -> None:
     """Refuse a directory that cannot be made or written, before anything starts."""
-    existing = directory.expanduser().absolute()
+    try:
+        existing = directory.expanduser().absolute()
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{key} = '{directory}': the working directory was deleted; change into another one"
+        ) from None
     while not existing.exists() and existing != existing.parent:
         existing = existing.parent
     if not existing.is_dir():

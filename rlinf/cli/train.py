@@ -20,6 +20,7 @@ from rlinf.cli.failure import Debug, as_it_was_if_refused, nothing_left_if_refus
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import CONFIG_FILE, check_new, check_writable, find_run
 from rlinf.cli.screen import say, show_table
+from rlinf.processes.interrupt import raise_noted
 
 if TYPE_CHECKING:
     from rlinf.cli.tasks import AnyTask
@@ -78,6 +79,7 @@ def train(
         print_dry_run(config)
         return
 
+    raise_noted()
     from rlinf.config.dump import to_yaml
     from rlinf.flow.plan import PLAN_FILE
     from rlinf.monitor.run_directory import RunDirectory
@@ -219,6 +221,7 @@ def stop_on_interrupt(
 
     before = {number: signal.signal(number, handle) for number in end_signals()}
     try:
+        raise_noted()
         yield stop
     finally:
         for number, handler in before.items():

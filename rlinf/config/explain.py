@@ -112,9 +112,13 @@ def _full_key(key: str, names: list[str]) -> str:
     close = nearest_names(key, names) or [name for name in names if last[name] in alike]
     if close:
         raise ConfigError(f"no key `{key}`; did you mean {_listed(close[:3])}?")
-    top = [name for name in names if "." not in name]
-    hint = did_you_mean(key, top, list_up_to=len(top))
-    raise ConfigError(f"no key `{key}`; {hint}; names of types: rlinf list algorithms, models, …")
+    raise ConfigError(unlike_any(key, [name for name in names if "." not in name]))
+
+
+def unlike_any(key: str, sections: list[str]) -> str:
+    """What to say of a key that is like no other one: which sections there are."""
+    hint = did_you_mean(key, sections, list_up_to=len(sections))
+    return f"no key `{key}`; {hint}; names of types: rlinf list algorithms, models, …"
 
 
 def _listed(names: list[str]) -> str:

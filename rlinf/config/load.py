@@ -6,6 +6,7 @@ The origin of every value is kept, so that an error names the file and line that
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -300,8 +301,10 @@ def _above(key: str) -> Iterator[str]:
 
 
 def _display(path: Path) -> str:
-    resolved = path.resolve()
-    for root, prefix in ((Path.cwd(), ""), (recipes_directory(), "recipes/")):
+    resolved, roots = path.resolve(), {recipes_directory(): "recipes/"}
+    with suppress(FileNotFoundError):  # the working directory was deleted
+        roots = {Path.cwd(): "", **roots}
+    for root, prefix in roots.items():
         if resolved.is_relative_to(root):
             return f"{prefix}{resolved.relative_to(root).as_posix()}"
     return str(path)

@@ -191,6 +191,8 @@ class GymnasiumEnv(SimulatorEnv):
         except ValueError as error:
             _explain(error, "step", "observation, reward, terminated, truncated, info")
             raise
+        if not isinstance(info, Mapping):
+            raise EnvSideFault(FaultReason.MALFORMED, f"step returns {info} as info, no mapping")
         if (key := self._options.success_key) is not None:
             self._seen.update(info)
             if terminated or truncated:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlinf.checkpoint.weights_file import MODEL, STATISTICS, read_header, require_weights
+from rlinf.checkpoint.weights_file import MODEL, SETTINGS, STATISTICS, read_header, require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
+from rlinf.config.dump import to_data
+from rlinf.config.reasons import show
 from rlinf.config.registry import Registry, load_attribute, load_component
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
@@ -58,6 +60,9 @@ class ModelConfig(StrictModel):
     log-prob and it has no mode in closed form."""
     of_values: ClassVar[tuple[str, ...]] = ()
     """Keys that mean something with a critic alone."""
+    of_weights: ClassVar[tuple[str, ...]] = ()
+    """Keys of this class, beside those of its bases, that change what weights compute and no shape:
+    a file of weights says them, and a model with other ones refuses it."""
     of_exploration: ClassVar[tuple[str, ...]] = ()
     """Keys that mean something where actions are sampled to explore alone."""
     q_implementation: ClassVar[str | None] = None
@@ -101,13 +106,37 @@ class ModelConfig(StrictModel):
 
     def header(self) -> dict[str, str]:
         """What a file of its weights says of it beside the tensors, by name."""
-        return {MODEL: self.type}
+        settings = self.weight_settings()
+        return {MODEL: self.type} | ({SETTINGS: json.dumps(settings)} if settings else {})
+
+    def weight_settings(self) -> dict[str, Any]:
+        """The keys :attr:`of_weights` with their values, as JSON has them."""
+        data = to_data(self)
+        names = [name for each in type(self).__mro__ for name in vars(each).get("of_weights", ())]
+        return {name: data[name] for name in names}
+
+    def require_own_weights(self, path: Path, *, key: str) -> None:
+        """Refuse, by a ConfigError of ``key``, a file that holds no weights, or says that they are
+        of a model of another type or with other :attr:`of_weights`; no tensor is read."""
+        require_weights(path, key=key, model=self.type)
+        theirs = json.loads(read_header(path).get(SETTINGS, "{}"))
+        own = self.weight_settings()
+        others = {n: theirs[n] for n in own if n in theirs and theirs[n] != own[n]}
+        if others:
+            there = {name: show(value).strip("'") for name, value in others.items()}
+            said = ", ".join(f"model.{name}: {value}" for name, value in there.items())
+            here = ", ".join(show(own[name]).strip("'") for name in others)
+            raise ConfigError(
+                f"{path} was trained with {said}, here {here}, with which its weights compute "
+                f"something else; nearest: {said}",
+                key=key,
+            )
 
     def check_teacher(self, weights: Path, *, key: str) -> None:
         """Refuse, by a ConfigError of ``key``, weights of another type of model, or of one that
         reads states and gives actions in other units: its judgement of actions would be of others.
         """
-        require_weights(weights, key=key, model=self.type)
+        self.require_own_weights(weights, key=key)
         theirs, ours = read_header(weights), self.header()
         if MODEL not in theirs:  # it says nothing of itself
             return
@@ -130,7 +159,7 @@ class ModelConfig(StrictModel):
         """Look for the weights to begin with."""
         super().check()
         if self.path is not None:
-            require_weights(self.path, key="path", model=self.type)
+            self.require_own_weights(self.path, key="path")
 
     def check_starting_weights(self, path: Path, *, value_dim: int, seed: int) -> None:
         """Refuse weights to begin with of another model, as far as that can be told without an
@@ -151,6 +180,7 @@ class TrunkPolicyConfig(ModelConfig):
     """What policies with a trunk for the actor and one for the critic have."""
 
     repeats_layers = False
+    of_weights = ("activation",)
 
     hidden_sizes: tuple[Width, ...] = Field(default=(64, 64), min_length=1)
     """Widths of the hidden layers of the actor trunk and of the critic trunk."""
@@ -190,6 +220,7 @@ class NormalizingConfig(ModelConfig):
     """A policy that scales the states it is trained on by what it has seen of them."""
 
     only_with: ClassVar = {"observation_clip": "normalize_observations: true"}
+    of_weights = ("observation_clip",)
 
     normalize_observations: bool = True
     """Normalise states by their running mean and variance."""
@@ -245,6 +276,8 @@ class SquashedMLPConfig(SquashedConfig, NormalizingPolicyConfig):
 
 class PictureEncoderConfig(TrunkPolicyConfig):
     """A policy with a small encoder per camera key (Mnih et al. 2015)."""
+
+    of_weights = ("strides",)
 
     image_keys: tuple[ImageKey, ...] = Field(default=("main_images",), min_length=1)
     """Image observations to read."""

@@ -91,16 +91,13 @@ class RunDirectory:
     def _at(cls, path: Path) -> RunDirectory:
         path = path.expanduser().absolute()
         made = _make(path)
+        require_empty(path)  # before there is a lock in it
         run = cls(path)
-        found = sorted(entry.name for entry in path.iterdir() if entry.name != _LOCK_FILE)
-        if found:
+        try:
+            require_empty(path)
+        except UserError:
             run.close()
-            resume = f", or go on with this run: rlinf resume {shlex.quote(str(path))}"
-            go_on = resume if run.config.exists() else "."
-            raise UserError(
-                f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
-                f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
-            )
+            raise
         for directory in (run.checkpoints, run.evaluations):
             directory.mkdir()
         run.begun, run._made = False, made
@@ -274,6 +271,19 @@ def _remove_unfinished(path: Path) -> None:
             shutil.rmtree(left, ignore_errors=True)
         else:
             left.unlink()
+
+
+def require_empty(path: Path) -> None:
+    """Refuse the directory of a new run, by a UserError, that holds something."""
+    entries = path.expanduser().iterdir() if path.expanduser().is_dir() else ()
+    found = sorted(entry.name for entry in entries if entry.name != _LOCK_FILE)
+    if found:
+        resume = f", or go on with this run: rlinf resume {shlex.quote(str(path))}"
+        go_on = resume if CONFIG_FILE in found else "."
+        raise UserError(
+            f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
+            f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
+        )
 
 
 def _lock(path: Path) -> int:

@@ -17,7 +17,7 @@ from rlinf.config.dump import to_data
 from rlinf.config.named_files import fingerprint, named_files
 from rlinf.config.nearest import join_choices
 from rlinf.config.reference import file_of
-from rlinf.rewards.protocol import REGISTRY, RewardFunctionConfig
+from rlinf.rewards.protocol import REGISTRY, AnswerConfig, RewardFunctionConfig
 
 DEADLINE_MARGIN = 5.0
 """Seconds between a function's own limit and the deadline of the process that runs it."""
@@ -71,9 +71,17 @@ class CorrectnessConfig(StrictModel):
     """The value of a reward from which on a completion counts as right."""
 
     correct_by: str | None = None
-    """The function of `reward.functions` that decides, by its name; null: the weighted sum."""
+    """The function of `reward.functions` that decides, by its name; null: the only one, or the
+    weighted sum of several."""
     correct_from: float = 0.5
     """Its value, before weighting, from which on a completion counts as right."""
+
+    def decides(self, reward: RewardConfig) -> str | None:
+        """The function whose value decides; None: the weighted sum, which that of a single function
+        of weight 1 is, too."""
+        names = list(reward.functions)
+        weighted = len(names) == 1 and reward.functions[names[0]].weight != 1
+        return names[0] if self.correct_by is None and weighted else self.correct_by
 
     def correctness_problems(
         self, reward: RewardConfig, section: str = ""
@@ -94,3 +102,15 @@ class CorrectnessConfig(StrictModel):
                 "right",
                 hint=f"the name of one, such as {names[0]}; or correct_from, for their sum",
             )
+            return
+        name = names[0] if len(names) == 1 else self.correct_by
+        answer = reward.functions.get(name or "")
+        if isinstance(answer, AnswerConfig):
+            wrong, right = answer.value_of(False), answer.value_of(True)
+            if not wrong < self.correct_from <= right:
+                yield illegal(
+                    f"{section}correct_from",
+                    f"does not tell right from wrong: {name} gives {right:g} for a right answer "
+                    f"and {wrong:g} for a wrong one",
+                    hint=f"nearest: {(wrong + right) / 2:g}",
+                )

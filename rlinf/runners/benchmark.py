@@ -158,7 +158,7 @@ def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEv
         sampling=to_data(config.rollout.sampling),
         reward=config.reward.specified(),
         threshold=config.correct_from,
-        part=config.correct_by,
+        part=config.decides(config.reward),
         seed=config.seed,
         answers=kind if config.rollout.samples > 1 else None,
     )

@@ -208,7 +208,7 @@ def evaluate(
     items: int | None = None,
     spec: Path | None = None,
     video: bool = False,
-    compare: Path | None = None,
+    compare: tuple[type[Task[Any]], Path] | None = None,
     server: Server | None = None,
 ) -> SpecifiedResult:
     """Evaluate a run or a checkpoint, print the result and write it to the run's directory.
@@ -220,7 +220,7 @@ def evaluate(
         items: Held-out episodes or prompts; None: what the run's recipe says.
         spec: File with the exact list of them, instead.
         video: Whether to write a video.
-        compare: Another run or checkpoint to compare with on the same items.
+        compare: Another run or checkpoint, with its task, to compare with on the same items.
         server: Who acts, in place of the policy in this process.
 
     Raises:
@@ -234,7 +234,7 @@ def evaluate(
         beside=compare,
     )  # fmt: skip
     if compare is not None:
-        other, _ = _evaluate_one(task, compare, overrides, spec=given)
+        other, _ = _evaluate_one(*compare, overrides, spec=given)
         print(compare_results(other, first))
     return first
 
@@ -249,7 +249,7 @@ def _evaluate_one(
     spec: HashedSpec | None = None,
     video: bool = False,
     server: Server | None = None,
-    beside: Path | None = None,
+    beside: tuple[type[Task[Any]], Path] | None = None,
 ) -> tuple[SpecifiedResult, HashedSpec]:
     """The result, and by which specification, which is to be that of the run ``beside`` it too."""
     from rlinf.runners.groups import Groups
@@ -270,8 +270,10 @@ def _evaluate_one(
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
     if beside is not None:
-        other = task(_configured(task, run_of(beside), overrides), run_of(beside))
-        assert other.evaluator is not None
+        its_task, its_run = beside[0], run_of(beside[1])
+        other = its_task(_configured(its_task, its_run, overrides), its_run)
+        if other.evaluator is None or not isinstance(spec, other.evaluator.spec_class):
+            raise ConfigError("--compare: the two runs are evaluated on different things")
         other.evaluator.check(spec)
     if isinstance(source, Beginning):
         checkpoint, name, step = None, source.name, 0

@@ -274,6 +274,10 @@ class ReasoningConfig(AnsweringConfig):
 
     def _data_problems(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None
+        if not any(function.weight for function in self.reward.functions.values()):
+            name = next(iter(self.reward.functions))
+            why = "is 0, as every other one, so that nothing can be learnt"
+            yield illegal(f"reward.functions.{name}.weight", why, hint="nearest: 1")
         if self.data.validates:
             validation = self.validation
             yield from validation.correctness_problems(self.reward, "validation.")

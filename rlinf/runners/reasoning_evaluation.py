@@ -68,7 +68,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
             sampling=to_data(validation.sampling or config.rollout.sampling),
             reward=config.reward.specified(),
             threshold=validation.correct_from,
-            part=validation.correct_by,
+            part=validation.decides(config.reward),
             seed=validation.seed,
             # Where they are compared as formulas, they can be counted as such.
             answers="math" if validation.samples > 1 and formulas else None,

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -456,3 +457,50 @@ def test_the_installed_command_returns_the_exit_code(tmp_path: Path) -> None:
 
 def test_there_are_many_different_ones() -> None:
     assert len(OVERRIDES) + len(FILES) + len(COMMANDS) >= 40
+
+
+@pytest.mark.parametrize("dry", [[], ["--dry-run"]])
+def test_a_directory_that_holds_something_is_refused_and_left_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, dry: list[str]
+) -> None:
+    (tmp_path / "notes.txt").touch()
+    words = ["train", "quickstart", *dry, "--run-dir", str(tmp_path)]
+    contains(refused(capsys, words), ["is not empty (it holds notes.txt)", "--run-dir"])
+    assert [entry.name for entry in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_working_directory_that_was_deleted_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    message = refused(capsys, ["train", "quickstart", "--dry-run"])
+    contains(message, ["the working directory was deleted"])
+
+
+def test_a_key_like_no_other_is_answered_with_the_sections_of_every_task(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = refused(capsys, ["explain", "nosuch"])
+    contains(message, ["no key `nosuch`", "actor", "data", "reward", "replay", "warm_start"])
+
+
+def test_a_ctrl_c_that_a_library_swallows_ends_the_command_before_it_begins() -> None:
+    program = """
+        import signal
+        from contextlib import suppress
+        from rlinf.processes.interrupt import note_interrupts
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which may be ignored here
+        note_interrupts()
+        with suppress(KeyboardInterrupt):  # as a library that is being imported may do
+            signal.raise_signal(signal.SIGINT)
+        from rlinf.cli.main import main
+        raise SystemExit(main(["train", "quickstart", "runner.total_env_steps=400"]))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True, text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 130
+    assert "run directory" not in done.stdout

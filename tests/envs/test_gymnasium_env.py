@@ -487,3 +487,15 @@ def test_a_text_is_the_instruction_and_the_frame_rate_that_of_the_environment():
     two = {"told": spaces.Text(20), "said": spaces.Text(20)}
     with pytest.raises(ConfigError, match=r"several texts \((told, said|said, told)\)"):
         build(spaces.Dict(two), spaces.Discrete(2))
+
+
+@pytest.mark.parametrize("options", [{}, {"success_key": "is_success"}, {"success_return": 1.0}])
+def test_an_info_that_is_no_mapping_is_malformed(options, monkeypatch):
+    env = build(PLAIN, spaces.Discrete(2), **options)
+    env.reset(seed=0)
+    monkeypatch.setattr(
+        env._env.unwrapped, "step", lambda action: (PLAIN.sample(), 0.0, False, False, None)
+    )
+    with pytest.raises(EnvSideFault, match="step returns None as info, no mapping") as fault:
+        env.step(np.zeros(1, np.float32))
+    assert fault.value.reason is FaultReason.MALFORMED

@@ -408,3 +408,26 @@ def test_features_that_fit_no_trunk_are_told(
     wanted = r"`encode` of a policy gives features \[B, 5\] torch\.float32, as it told"
     with pytest.raises(RunFailure, match=f"{wanted}.*; here it {told}"):
         policy.sample(observations(4), None)
+
+
+@pytest.mark.parametrize(
+    ("section", "other", "said"),
+    [
+        ({"type": "mlp"}, {"activation": "relu"}, "model.activation: tanh, here relu"),
+        ({"type": "mlp"}, {"observation_clip": 5.0}, "model.observation_clip: 10.0, here 5.0"),
+        ({"type": "cnn"}, {"strides": (2, 2, 1)}, r"model.strides: \[4, 2, 1\], here \[2, 2, 1\]"),
+    ],
+)
+def test_weights_that_would_compute_something_else_are_refused(
+    section: dict[str, Any], other: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    config = REGISTRY.load(section["type"])()
+    path = export_weights(tmp_path / "policy.safetensors", {"a": torch.ones(1)}, config.header())
+    begun = config.model_copy(update={"path": path})
+    begun.check()
+    different = begun.model_copy(update=other)
+    for refuse in (different.check, lambda: different.check_teacher(path, key="teacher")):
+        with pytest.raises(ConfigError, match=f"was trained with {said}.*nearest: model."):
+            refuse()
+    export_weights(path, {"a": torch.ones(1)}, {"model": section["type"]})  # says nothing of it
+    different.check()

@@ -52,7 +52,7 @@ def test_the_second_run_is_evaluated_by_the_specification_of_the_first(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = train(tmp_path, *SHORT, "validation.prompts=5", "validation.seed=4")
-    result = evaluate(Reasoning, run, items=6, compare=other)
+    result = evaluate(Reasoning, run, items=6, compare=(Reasoning, other))
     assert len(result.outcomes) == 6
     name = f"spec_{result.spec_sha256[:12]}_step_00000001.json"
     found = json.loads((other / "evaluations" / name).read_text())

@@ -16,6 +16,7 @@ from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.off_policy import OffPolicyConfig
 
 from . import off_policy_support as support
+from . import support as on_policy
 from .killing import Task, kill_and_resume
 from .off_policy_support import resume, small_config, train
 from .support import assert_equal_runs, metrics
@@ -223,3 +224,13 @@ def test_sac_has_no_place_in_the_embodied_task() -> None:
     recipe = load_recipe("quickstart", ["algorithm.type=sac", *(f"~algorithm.{k}" for k in ppo)])
     with pytest.raises(ConfigError, match="task: off_policy"):
         validate(EmbodiedConfig, recipe.data, recipe)
+
+
+def test_it_is_compared_with_a_run_of_another_algorithm_on_the_same_episodes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = train(tmp_path / "off_policy", "runner.total_env_steps=256")
+    recipe, other = str(on_policy.write_recipe(tmp_path)), str(tmp_path / "on_policy")
+    assert main(["train", recipe, "runner.total_env_steps=256", "--run-dir", other]) == 0
+    assert main(["eval", str(run), "--compare", other]) == 0
+    assert "mean return (95 % interval" in capsys.readouterr().out

@@ -115,6 +115,13 @@ REFUSED = [
         "the name of one, such as answer",
     ),
     (["validation.correct_by=anwser"], "validation.correct_by", "there are answer"),
+    (["validation.correct_from=5"], "validation.correct_from", "nearest: 0.5"),
+    (
+        ["reward.functions.answer.min_value=0.6"],
+        "validation.correct_from",
+        "answer gives 1 for a right answer and 0.6 for a wrong one; nearest: 0.8",
+    ),
+    (["reward.functions.answer.weight=0"], "functions.answer.weight", "nothing can be learnt"),
     # Python's clocks and lists end somewhere.
     (["cluster.timeout_minutes=1e30"], "cluster.timeout_minutes", "nearest: 10000000.0"),
     (["reward.deadline=1e30"], "reward.deadline", "must be <= 1000000000.0"),
@@ -132,6 +139,12 @@ def test_a_sum_of_functions_may_be_what_is_right(tmp_path: Path) -> None:
     short = "reward.functions.short={type: length, max_length: 12, cache_length: 8}"
     config = small_config(tmp_path, short, "validation.correct_from=0.9")
     assert (config.validation.correct_by, config.validation.correct_from) == (None, 0.9)
+
+
+def test_the_value_of_a_single_function_decides_whatever_its_weight(tmp_path: Path) -> None:
+    for weight, decides in ((1.0, None), (0.3, "answer")):
+        config = small_config(tmp_path, f"reward.functions.answer.weight={weight}")
+        assert config.validation.decides(config.reward) == decides
 
 
 @pytest.mark.parametrize(("overrides", "key", "hint"), REFUSED)

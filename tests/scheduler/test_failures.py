@@ -771,13 +771,17 @@ def test_what_comes_after_a_wait_that_was_in_vain_is_for_the_next_one(launch, im
     channel.close()
 
 
-def interrupt_soon() -> None:
-    """As Ctrl-C does, while the main thread waits."""
+@pytest.fixture
+def interrupt_soon():
+    """As Ctrl-C does, while the main thread waits; a shell starts what is not in its foreground
+    with such signals ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     main = threading.main_thread().ident
-    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    yield lambda: threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+    signal.signal(signal.SIGINT, before)
 
 
-def test_what_comes_after_an_interrupt_is_for_the_next_wait(cluster):
+def test_what_comes_after_an_interrupt_is_for_the_next_wait(cluster, interrupt_soon):
     channel = Channel.create("interrupted")
     interrupt_soon()
     with pytest.raises(KeyboardInterrupt):
@@ -788,7 +792,7 @@ def test_what_comes_after_an_interrupt_is_for_the_next_wait(cluster):
     channel.close()
 
 
-def test_devices_are_granted_to_nobody_whose_wait_was_interrupted(cluster):
+def test_devices_are_granted_to_nobody_whose_wait_was_interrupted(cluster, interrupt_soon):
     lock = DeviceLock("driver", [0])
     with cluster.reserve_lease("another", [0]):
         interrupt_soon()
@@ -834,3 +838,56 @@ def test_two_looks_with_nothing_between_are_no_silence(monkeypatch):
         look(seconds)
     with pytest.raises(TimeoutError, match=r"'a:0' has not answered for 30\.7 minutes"):
         look(6040)
+
+
+DRIVER = """
+    import time
+    from rlinf.scheduler import Cluster, NodePlacementStrategy
+    from tests.scheduler.workers import Basic
+
+    cluster = Cluster(num_nodes=1)
+    group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0]), "driven")
+    assert group.add(1).wait() == [(0, 2)]
+    print(cluster.runtime.namespace, flush=True)
+    time.sleep(100)
+"""
+VISITOR = """
+    from rlinf.scheduler import Cluster
+    from rlinf.scheduler.worker_group import WorkerGroup
+    from tests.scheduler.workers import Basic
+
+    cluster = Cluster()
+    group = WorkerGroup.from_group_name(Basic, "driven")
+    assert group.add(2).wait() == [(0, 3)]
+"""
+AFTER_A_KILL = """
+    import os, subprocess, sys
+    from rlinf.scheduler.cluster import _prepare_ray
+
+    _prepare_ray()
+    import ray
+    from rlinf.scheduler.runtime.ray_start import on_loopback
+
+    with on_loopback():
+        ray.init(address="local", include_dashboard=False, num_cpus=2, logging_level="WARNING")
+    address = ray.get_runtime_context().gcs_address
+    environment = {**os.environ, "RAY_ADDRESS": address, "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
+    begin = lambda program: subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, text=True
+    )
+    for _ in range(2):
+        driver = begin(sys.argv[1])
+        assert driver.stdout.readline() == "RLinf\\n"
+        assert begin(sys.argv[2]).wait(60) == 0
+        driver.kill()
+        driver.wait()
+    ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_program_that_was_killed_on_a_ray_that_lives_on_is_in_nobody_s_way():
+    words = [textwrap.dedent(program) for program in (AFTER_A_KILL, DRIVER, VISITOR)]
+    script = Warm(["-c", *words])
+    _, errors = script.communicate(timeout=200)
+    assert script.wait() == 0, errors

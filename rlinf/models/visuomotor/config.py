@@ -59,6 +59,7 @@ class DiffusionConfig(VisuomotorConfig):
     reads_earlier = True
     usually_normalised_by = "min_max"
     of_exploration = ("min_std", "random_steps")
+    of_weights = ("prediction",)
     only_with: ClassVar = {
         "min_std": "method: ddpm",
         "random_steps": "method: ddpm",

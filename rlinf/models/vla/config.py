@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 from safetensors import SafetensorError, safe_open
 
-from rlinf.checkpoint.weights_file import STATISTICS, read_header, require_weights
+from rlinf.checkpoint.weights_file import STATISTICS, read_header
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section, sought
@@ -277,7 +277,7 @@ class PublishedConfig(ModelConfig):
             require_type_of_directory(self.path, self)
             _require_published(self.path)
         if self.weights is not None:
-            require_weights(self.weights, key="weights", model=self.type)
+            self.require_own_weights(self.weights, key="weights")
         if self.statistics is not None and not self.statistics.expanduser().is_file():
             raise ConfigError(f"there is no file {sought(self.statistics)}", key="statistics")
         self._check_statistics()

@@ -9,13 +9,14 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import psutil
 import ray
 from ray.experimental import internal_kv
 
@@ -80,6 +81,7 @@ class RayRuntime(RayClientRuntime):
             )
         connect(config)
         self._own_node = own_id = ray.get_runtime_context().get_node_id()
+        self._program = {"node_id": own_id, "pid": os.getpid()}
         self._files: ClusterFiles | None = None
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
@@ -89,7 +91,7 @@ class RayRuntime(RayClientRuntime):
         try:
             nodes = find_nodes(config, deadline_seconds, all_nodes)
             self._files = ClusterFiles.create()
-            token, namespace = self._files.token, _claim_namespace()
+            token, namespace = self._files.token, _claim_namespace(self._program)
             own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
             several = len(nodes) > 1
             network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
@@ -101,6 +103,7 @@ class RayRuntime(RayClientRuntime):
             self.shutdown()
             raise
         entry = {
+            **self._program,
             "token": token,
             "driver": process.driver,
             "deadline_seconds": deadline_seconds,
@@ -277,25 +280,50 @@ def attach_to_running() -> bool:
         if address is None:
             return False
         join(address)
-    text = internal_kv._internal_kv_get(NAMESPACE.encode(), namespace=_KV_SPACE)
-    if text is None:
-        if joined:  # who starts a cluster on it joins as its driver
-            ray.shutdown()
-        return False
-    entry = json.loads(text)
-    rank = entry.pop("nodes")[ray.get_runtime_context().get_node_id()]
-    ip = entry.pop("network_ips").get(str(rank))
-    enter_cluster(Membership(**entry, node_rank=rank, network_ip=ip))
-    return True
+    own_node = ray.get_runtime_context().get_node_id()
+    for entry in _running_programs():
+        rank = entry.get("nodes", {}).get(own_node)
+        if rank is not None:  # else it is starting, or this node is not of its cluster
+            own = {name: entry[name] for name in ("token", "driver", "deadline_seconds")}
+            ip = entry["network_ips"].get(str(rank))
+            enter_cluster(Membership(**own, node_rank=rank, network_ip=ip))
+            return True
+    if joined:  # who starts a cluster on it joins as its driver
+        ray.shutdown()
+    return False
 
 
-def _claim_namespace() -> str:
+def _running_programs() -> Iterator[dict[str, Any]]:
+    """What is written of those that have a cluster on this Ray, by the order of their names."""
+    names = internal_kv._internal_kv_list(NAMESPACE.encode(), namespace=_KV_SPACE)
+    for name in sorted(names, key=lambda name: (len(name), name)):
+        text = internal_kv._internal_kv_get(name, namespace=_KV_SPACE)
+        if text is not None and not _is_gone(entry := json.loads(text)):
+            yield entry
+
+
+def _is_gone(entry: Mapping[str, Any]) -> bool:
+    """Whether a program was killed and left its name behind: its process, on this node, or else its
+    node is there no more."""
+    if entry["node_id"] == ray.get_runtime_context().get_node_id():
+        return not psutil.pid_exists(entry["pid"])
+    return entry["node_id"] not in {node["NodeID"] for node in ray.nodes() if node["Alive"]}
+
+
+def _claim_namespace(program: Mapping[str, Any]) -> str:
     """The first name space that no other program on this Ray cluster has."""
+    claim = json.dumps(program).encode()
     for number in range(_MOST_NAMESPACES):
         name = NAMESPACE if number == 0 else f"{NAMESPACE}_{number}"
-        taken = internal_kv._internal_kv_put(
-            name.encode(), b"{}", overwrite=False, namespace=_KV_SPACE
-        )
+        key = name.encode()
+        taken = internal_kv._internal_kv_put(key, claim, overwrite=False, namespace=_KV_SPACE)
+        if taken:
+            text = internal_kv._internal_kv_get(key, namespace=_KV_SPACE)
+            if text is not None and _is_gone(json.loads(text)):
+                internal_kv._internal_kv_del(key, namespace=_KV_SPACE)
+                taken = internal_kv._internal_kv_put(
+                    key, claim, overwrite=False, namespace=_KV_SPACE
+                )
         if not taken:
             return name
     raise SchedulerError(f"all of {_MOST_NAMESPACES} name spaces of this Ray cluster are taken")

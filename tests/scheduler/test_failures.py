@@ -840,7 +840,7 @@ def test_two_looks_with_nothing_between_are_no_silence(monkeypatch):
         look(6040)
 
 
-DRIVER = """
+KILLABLE = """
     import time
     from rlinf.scheduler import Cluster, NodePlacementStrategy
     from tests.scheduler.workers import Basic
@@ -887,7 +887,7 @@ AFTER_A_KILL = """
 
 @pytest.mark.slow
 def test_a_program_that_was_killed_on_a_ray_that_lives_on_is_in_nobody_s_way():
-    words = [textwrap.dedent(program) for program in (AFTER_A_KILL, DRIVER, VISITOR)]
+    words = [textwrap.dedent(program) for program in (AFTER_A_KILL, KILLABLE, VISITOR)]
     script = Warm(["-c", *words])
     _, errors = script.communicate(timeout=200)
     assert script.wait() == 0, errors

@@ -142,8 +142,8 @@ class RayRuntime(RayClientRuntime):
             else:
                 job = partial(self._watch_child, registry, name, address)
             thread = threading.Thread(target=job, daemon=True)
-            self._watchers.append(thread)
             thread.start()
+            self._watchers = [each for each in self._watchers if each.is_alive()] + [thread]
 
         registry.on_start = watch
 

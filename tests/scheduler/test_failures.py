@@ -615,7 +615,7 @@ def test_where_ray_does_not_start_it_is_said_what_to_do(address, told, monkeypat
 def test_a_raylet_that_ends_while_it_starts_is_started_again(deaths, told):
     pytest.importorskip("ray")
     program = f"""
-import psutil, threading, time
+import contextlib, psutil, threading, time
 from rlinf.errors import UserError
 from rlinf.scheduler import Cluster
 
@@ -623,9 +623,10 @@ def end_raylets():
     ended = set()
     while len(ended) < {deaths}:
         for child in psutil.Process().children():
-            if child.name() == "raylet" and child.pid not in ended:
-                child.kill()
-                ended.add(child.pid)
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if child.name() == "raylet" and child.pid not in ended:
+                    child.kill()
+                    ended.add(child.pid)
         time.sleep(0.01)
 
 threading.Thread(target=end_raylets, daemon=True).start()

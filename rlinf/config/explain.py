@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from rlinf.config.load import load_recipe, recipe_names
+from rlinf.config.load import find_recipe, load_recipe, recipe_names
 from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.options import OptionsModel
@@ -29,6 +30,8 @@ from rlinf.config.schema import (
     walk,
 )
 from rlinf.errors import ConfigError
+
+_BASE = re.compile(r"""^base: *["']?([^"'\s#]+)""", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,20 @@ def explain(
         broken = [line for _, _, field in entries for line in broken_components(field)]
         raise ConfigError("\n".join(dict.fromkeys([str(error), *broken]))) from error
     found = [(owner, field) for name, owner, field in entries if name == key]
-    every = {name: _ready(name) for name in recipe_names()}
+    word = key.rpartition(".")[2]
+    every = {name: _ready(name) for name in recipe_names() if word in _text(find_recipe(name))}
     recipes = {n: data for n, data in every.items() if task is None or data.get("task") == task}
     # One class can be reached twice, as the train and the eval section of an env can.
     unique = {id(owner): (owner, field) for owner, field in found}
     return [_explanation(key, owner, field, recipes) for owner, field in unique.values()]
+
+
+@functools.cache
+def _text(recipe: Path) -> str:
+    """A ready recipe and its bases as written: what they do not name, none of them sets."""
+    text = recipe.read_text(encoding="utf-8")
+    base = _BASE.search(text)
+    return text if base is None else text + _text(find_recipe(base[1], beside=recipe.parent))
 
 
 @functools.cache

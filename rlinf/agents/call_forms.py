@@ -131,7 +131,7 @@ class ChatTemplate(CallForm):
     def _call(self, text: str) -> Call | ToolError:
         try:
             said = json.loads(text)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return ToolError(f"the call is no JSON: {error}")
         if not isinstance(said, dict) or not isinstance(said.get("name"), str):
             return ToolError('a call is {"name": …, "arguments": {…}}')
@@ -139,7 +139,7 @@ class ChatTemplate(CallForm):
         if isinstance(arguments, str):  # some models write it as JSON in JSON
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return ToolError("the arguments are no JSON")
         if said["name"] not in self._names:
             known = ", ".join(self._names)

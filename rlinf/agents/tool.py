@@ -102,6 +102,8 @@ class AgentConfig(StrictModel):
     `rollout.sampling.max_new_tokens` bounds them, which counts replies too."""
     max_call_seconds: float = Field(default=10.0, gt=0, le=3600)
     """Time of a call; one that takes longer has failed, as one that raises has."""
+    max_calls: int = Field(default=16, ge=1)
+    """Calls of one turn that are made; those behind them are answered that there are too many."""
     max_calls_at_once: int = Field(default=1, ge=1, le=1024)
     """Calls of a worker that are under way at the same time, beside the engine, which each tool
     must allow; 1: one after the other, and the engine waits."""

@@ -29,7 +29,8 @@ class _Line:
         self.calls: queue.SimpleQueue[Arguments | None] = queue.SimpleQueue()
         self.replies: queue.SimpleQueue[object] = queue.SimpleQueue()
         parts = (tool, self.calls, self.replies)
-        threading.Thread(target=_serve, args=parts, name=f"tool {name}", daemon=True).start()
+        self.thread = threading.Thread(target=_serve, args=parts, name=f"tool {name}", daemon=True)
+        self.thread.start()
 
 
 class ToolCalls:
@@ -49,7 +50,7 @@ class ToolCalls:
         self._name, self._tool, self._seconds = name, tool, seconds
         self._lock = threading.Lock()
         self._answered = False
-        self._abandoned = 0
+        self._abandoned: list[threading.Thread] = []
         self._idle: list[_Line] = []
         self.failures = 0
         """Calls so far that failed."""
@@ -82,7 +83,8 @@ class ToolCalls:
         except queue.Empty:
             line.calls.put(None)  # should it ever end
             with self._lock:
-                self._abandoned += 1
+                self._abandoned = [each for each in self._abandoned if each.is_alive()]
+                self._abandoned.append(line.thread)
             return TimeoutError(f"no reply within {self._seconds:g} s")
         with self._lock:
             self._idle.append(line)
@@ -97,10 +99,9 @@ class ToolCalls:
         if self.failures == 1:
             log.warning("%s; further failures are counted", text, exc_info=error)
         never = not self._answered and self.failures >= _MOST_NEVER_ANSWERED
-        if never or self._abandoned >= _MOST_ABANDONED:
-            what = (
-                f"all of {self.failures} calls" if never else f"{self._abandoned} calls that hang"
-            )
+        hanging = sum(each.is_alive() for each in self._abandoned)
+        if never or hanging >= _MOST_ABANDONED:
+            what = f"all of {self.failures} calls" if never else f"{hanging} calls that hang"
             raise RunFailure(f"{text} ({what})")
 
     def close(self) -> None:

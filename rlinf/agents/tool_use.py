@@ -98,7 +98,10 @@ class ToolUse:
     ) -> ToolReplies:
         """Call what a turn calls; the reply may take its time where several calls may."""
         around = self._form.around([int(token) for token in turn], len(calls))
-        return ToolReplies(around, [self._begun(call) for call in calls], self._shown)
+        most = self._config.max_calls
+        others = ToolError(f"too many calls; the first {most} of a turn are made")
+        made = [*calls[:most], *(others for _ in calls[most:])]
+        return ToolReplies(around, [self._begun(call) for call in made], self._shown)
 
     def _begun(self, call: Call | ToolError) -> Future[str]:
         found: Future[str] = Future()

@@ -62,6 +62,9 @@ class PolicyObjective(Algorithm):
 
     credit: type[Credit]
     """Where advantages come from."""
+    max_token_age: int | None = None
+    """Phases by which the weights of a token that counts may be older than those that are trained;
+    set by who trains on interrupted answers."""
     imitation: Supervised | None = None
     """Error of recorded chunks that rows of a batch have beside them."""
 
@@ -108,6 +111,9 @@ class PolicyObjective(Algorithm):
         if self.config.overlong_filter:
             trained = trained & ~batch.truncated
         mask = batch.mask * trained.unsqueeze(1)
+        age = batch.staleness()
+        if self.max_token_age is not None and age is not None:
+            mask = mask * (age <= self.max_token_age)
         advantages = estimate.advantages
         if self.config.normalize_advantages:
             advantages = whiten(advantages=advantages, mask=mask)

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "base_model.model."
 _SHOWN = 3  # names in a message
+_BEGUN = "_rlinf_begun"  # attribute of layers whose adapter is from a file
 
 
 def is_adapter(name: str) -> bool:
@@ -160,6 +161,8 @@ def load_adapter(model: Any, config: LoraConfig) -> None:
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(given[name])
+    for layer in adapted_layers(model).values():
+        setattr(layer, _BEGUN, True)
 
 
 def _differences(own: dict[str, nn.Parameter], given: dict[str, Tensor]) -> str:
@@ -181,6 +184,11 @@ def _differences(own: dict[str, nn.Parameter], given: dict[str, Tensor]) -> str:
 def adapted_layers(model: nn.Module) -> dict[str, Any]:
     """Layers with an adapter, by name."""
     return {name: part for name, part in model.named_modules() if hasattr(part, "lora_A")}
+
+
+def begins_with_adapter(model: nn.Module) -> bool:
+    """Whether a model is its base alone no more when a run begins: its adapter is from a file."""
+    return any(hasattr(layer, _BEGUN) for layer in adapted_layers(model).values())
 
 
 @contextmanager

@@ -19,11 +19,50 @@ from pydantic import Field
 
 from rlinf.errors import MissingPackageError
 from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
-from rlinf.rewards.text import last_boxed, references
+from rlinf.rewards.text import last_answer, last_boxed, references
 
 _AGAIN_SECONDS = 0.2
 _MARKED = re.compile(r"(?<!\\)\$|\\boxed|\\\[|\\\(")
 """Of a text that says where its formulas are; a dollar of money has a backslash."""
+
+
+_SIGNS = str.maketrans({
+    "−": "-", "×": r"\times ", "·": r"\cdot ", "÷": r"\div ", "∞": r"\infty ", "π": r"\pi ",
+    "°": r"^\circ", "²": "^2", "³": "^3", "½": r"\frac{1}{2}", "¼": r"\frac{1}{4}",
+    "¾": r"\frac{3}{4}", "≤": r"\leq ", "≥": r"\geq ",
+})  # fmt: skip
+_DASH = re.compile(r"(?<![\w\d])–\s*(?=[\d.\\])")
+_ROOT = re.compile(r"√\s*\(?(\w+)\)?")
+_GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;:!]|~|\s)\d{3})+(?!\d)")
+"""A number in groups of thousands, with spaces of any kind between them."""
+_PERCENT = re.compile(r"\s*\\?%")
+_SMALL = 1e-3
+
+
+def _in_latex(text: str) -> str:
+    """Signs as LaTeX has them."""
+    return _ROOT.sub(r"\\sqrt{\1}", _DASH.sub("-", text)).translate(_SIGNS)
+
+
+def _joined(answer: str) -> str:
+    """An answer with the groups of its numbers put together."""
+    return _GROUPS.sub(lambda found: re.sub(r"\D", "", found.group()), answer)
+
+
+def _percents(answer: str) -> list[str]:
+    """An answer, and what it is without the sign: 12.5 % is an answer to `how many per cent`."""
+    bare = _PERCENT.sub("", answer)
+    return [answer] if bare == answer else [answer, bare]
+
+
+def _differ_though_small(reference: list[Any], answer: list[Any]) -> bool:
+    """Whether two numbers are alike in their decimal places alone, as they are so small."""
+    try:
+        first, second = float(reference[0]), float(answer[0])
+    except (TypeError, ValueError, IndexError, OverflowError):
+        return False
+    largest = max(abs(first), abs(second))
+    return largest < _SMALL and abs(first - second) > _SMALL * largest
 
 
 class MathConfig(AnswerConfig):
@@ -36,11 +75,11 @@ class MathConfig(AnswerConfig):
     """Value of a wrong answer."""
     require_boxed: bool = False
     """Take the answer from the last `\\boxed{…}` alone; otherwise, where there is none, from the
-    last expression of the text."""
+    last `<answer>…</answer>`, or else from the last expression behind the thoughts."""
     tail: int = Field(default=2000, ge=1)
     """Characters at the end of a completion in which an answer without a box is looked for."""
     digits: int = Field(default=6, ge=1)
-    """Decimal places to which numbers must agree."""
+    """Decimal places to which numbers must agree; small ones also to three significant digits."""
     seconds: float = Field(default=5.0, gt=0, le=3600)
     """Seconds for reading and comparing an answer; one that takes longer is wrong."""
 
@@ -96,7 +135,8 @@ class MathReward:
 
     def __call__(self, sample: RewardInput) -> float:
         """Compare the final answer with the references."""
-        wanted = [self._read_reference(text) for text in references(sample.answer)]
+        texts = [each for text in references(sample.answer) for each in _percents(text)]
+        wanted = [self._read_reference(text) for text in texts]
         try:
             with _time_limit(self._config.seconds):
                 right = self._equals_any(sample.completion, wanted)
@@ -108,24 +148,35 @@ class MathReward:
         config, boxed = self._config, last_boxed(completion)
         if boxed is None and config.require_boxed:
             return False
-        text = completion[-config.tail :] if boxed is None else rf"\boxed{{{boxed}}}"
-        answer, verify = self._parse(text), self._library.verify
+        tagged = last_answer(completion) if boxed is None else None
+        if boxed is not None:
+            answers = [self._parse(rf"\boxed{{{each}}}") for each in _percents(_joined(boxed))]
+        elif tagged is not None:
+            answers = [self._read(each) for each in _percents(_joined(tagged[-config.tail :]))]
+        else:
+            answers = [self._parse(completion.rpartition("</think>")[2][-config.tail :])]
+        verify = self._library.verify
         return any(
             verify(reference, answer, float_rounding=config.digits, timeout_seconds=None)
+            and not _differ_though_small(reference, answer)
             for reference in wanted
+            for answer in answers
         )
 
     def _parse(self, text: str) -> list[Any]:
-        found: list[Any] = self._library.parse(text, parsing_timeout=None)
+        found: list[Any] = self._library.parse(_in_latex(text), parsing_timeout=None)
         return found
+
+    def _read(self, text: str) -> list[Any]:
+        """The expressions of text with marks, or of a bare formula."""
+        found = [] if _MARKED.search(text) else self._parse(f"${text.strip()}$")
+        return found or self._parse(text)
 
     def _parse_reference(self, text: str) -> list[Any]:
         """The expressions of a reference: of text with marks, or of a bare formula."""
-        marked = _MARKED.search(text) is not None
         try:
             with _time_limit(self._config.seconds):
-                found = [] if marked else self._parse(f"${text}$")
-                found = found or self._parse(text)
+                found = self._read(_joined(text))
         except _OutOfTime as error:
             raise ValueError(f"reading the reference {text[:100]!r} takes too long") from error
         if not found:

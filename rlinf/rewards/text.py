@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import string
+import textwrap
 from decimal import Decimal
 from typing import ClassVar, Literal, Self
 
@@ -17,12 +18,24 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 """Braces, and what a backslash stands before, as that is no brace that groups."""
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
+_FENCED = re.compile(
+    r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)^\1\2[`~]*[ \t]*$", re.DOTALL | re.MULTILINE
+)
+"""A block whose fences are alike: what is indented further, as in a docstring, ends none."""
+_LOOSE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
+_SIGNS = str.maketrans({"−": "-", "“": '"', "”": '"', "‘": "'", "’": "'"})
+_SIGNED = re.compile(r"(?<![\w)\]}])-\s*\$?\s*(?=\.?\d)")
+_OPERATOR = re.compile(r"(?<=[\w)])\s*([<>=])\s*(?=[\w\\(.-])")
+_LISTED = re.compile(r"(?<=\d),(?=-?\.?\d)(?!\d{3}(?!\d))")
+_ARTICLES = re.compile(r"\b(?:an|the)\b|\ba\b(?=\s+\w\w)", re.IGNORECASE)
+"""``A`` before a single letter is an answer beside another one."""
 _MARKS = re.compile(
     r"(?<=\d),(?=\d{3}(?!\d))"  # of thousands
     r"|(?!(?<=\d)[.,/:*^-]\d)(?!(?<!\w)-\.?\d)(?!(?<!\w)\.\d)"
+    r"(?!(?<=\d),\s+-?\.?\d)(?!(?<=[\w+])\+)(?!(?<!\w)-[a-z√\\(])(?!(?<=[\w)])[<>=][\w\\(.-])"
     rf"[{re.escape(string.punctuation)}]"
 )
-"""Punctuation that is no part of a number."""
+"""Punctuation that is no part of a number, a list of those, or a relation."""
 _TOO_MANY_TAGS = 0.25
 
 
@@ -58,9 +71,10 @@ def last_line(text: str) -> str | None:
 
 def code_block(text: str) -> str | None:
     """The last fenced block of Python, or without one the last fenced block of any kind."""
-    blocks = re.findall(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", text, re.DOTALL | re.MULTILINE)
+    blocks = [(kind, code) for _, _, kind, code in _FENCED.findall(text)] or _LOOSE.findall(text)
     python = [code for kind, code in blocks if kind.strip().lower() in ("python", "py", "python3")]
-    return next(reversed(python or [code for _, code in blocks]), None)
+    found = next(reversed(python or [code for _, code in blocks]), None)
+    return None if found is None else textwrap.dedent(found)
 
 
 def references(answer: object) -> list[str]:
@@ -96,12 +110,17 @@ def normalize(
     if lower:
         text = text.lower()
     if strip_punctuation:
-        text = _unless_empty(_MARKS.sub("", text), text)
+        text = _unless_empty(_without_marks(text), text)
     if strip_articles:
-        text = _unless_empty(re.sub(r"\b(a|an|the)\b", " ", text, flags=re.IGNORECASE), text)
+        text = _unless_empty(_ARTICLES.sub(" ", text), text)
     if strip_whitespace:
         text = " ".join(text.split())
     return text
+
+
+def _without_marks(text: str) -> str:
+    text = _LISTED.sub(", ", _OPERATOR.sub(r"\1", _SIGNED.sub("-", text.translate(_SIGNS))))
+    return _MARKS.sub("", text)
 
 
 def _unless_empty(text: str, instead: str) -> str:

@@ -68,4 +68,5 @@ class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[Behav
         self.evaluator.leave_policy(run)
 
     def _act_with_newest(self, run: Run) -> None:
-        self.evaluator.load_weights(run.groups, run.groups.state(whole=True), run.state.step)
+        step = run.state.step if run.weights_step is None else run.weights_step
+        self.evaluator.load_weights(run.groups, run.groups.state(whole=True), step)

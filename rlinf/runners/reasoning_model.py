@@ -202,6 +202,7 @@ def warm_start(
         "lr_sched": learning.lr_sched,
         "max_skipped_updates": learning.max_skipped_updates,
         "lora": None,
+        "tensor_parallel_size": 1,
     }
     if config.rollout.agent is None:  # what functions make of calls is seen where there are some
         require_scores_of_targets(task, config.reward)

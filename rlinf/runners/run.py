@@ -82,6 +82,8 @@ class Run:
         self._config, self._flow, self._stop = config, task.flow(config), stop
         self._under_way: deque[RunningStep] = deque()
         self._weights_of = -1  # the step whose weights the rollout workers have, or will have
+        self.weights_step: int | None = None
+        """The step whose weights the workers hold in the end, where it is not the last one."""
         self._counts_from = 0  # the first step whose time counts
         self._saved_at = time.monotonic()
         self._worst: WorstCase | None = None
@@ -256,7 +258,7 @@ class Run:
             found = (state.step, last) if state.evaluated_now else None
         else:
             self.groups.load_state(best.tree["workers"], best.path)
-            self._weights_of = -1
+            self._weights_of, self.weights_step = -1, best.step
             found = best.step, best.metric
         if found is None or found[1] < state.best_score:
             log.warning("the weights of the best evaluation are not among those that were kept")

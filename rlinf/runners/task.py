@@ -200,8 +200,9 @@ class Task(ABC, Generic[ConfigT]):
         """Evaluate the newest weights, which the workers have; None: there is nothing to."""
         if self.evaluator is None:
             return None
-        name, directory = f"{self.directory.name} step {run.state.step}", run.directory.evaluations
-        return self.evaluator.of_run(run.groups, purpose, name, run.state.step, directory=directory)
+        step = run.state.step if run.weights_step is None else run.weights_step
+        name, directory = f"{self.directory.name} step {step}", run.directory.evaluations
+        return self.evaluator.of_run(run.groups, purpose, name, step, directory=directory)
 
     @property
     def instead_of_evaluation(self) -> str:

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _http_log = logging.getLogger("aiohttp.server")
 _OPEN_PATH = "/healthz"
+_CLOSE_SECONDS = 1.0
 Weights = tuple[int, Mapping[str, Tensor]]
 
 
@@ -176,8 +177,15 @@ class PolicyServer:
             for task in tasks[1:]:
                 task.cancel()
             await asyncio.sleep(0)  # those who were answered last send it
-            for socket in list(self._sockets):
-                await socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server has stopped")
+            # Of a client that reads no more, none waits for what it has not read.
+            closing = [
+                asyncio.wait_for(
+                    socket.close(code=WSCloseCode.GOING_AWAY, message=b"the server has stopped"),
+                    _CLOSE_SECONDS,
+                )
+                for socket in list(self._sockets)
+            ]
+            await asyncio.gather(*closing, return_exceptions=True)
             await runner.cleanup()
 
     @web.middleware

@@ -67,7 +67,10 @@ def _decode(value: dict[Any, Any]) -> Any:
             raise ValueError(f"{len(value[b'data'])} bytes are no array {shape} of {kind}")
         return np.ndarray(buffer=value[b"data"], dtype=kind, shape=shape)
     if b"__npgeneric__" in value:
-        return _type(value[b"dtype"]).type(value[b"data"])
+        kind, data = _type(value[b"dtype"]), value[b"data"]
+        if kind.kind in "SU" and not isinstance(data, bytes | str):  # a number would be a length
+            raise ValueError(f"{str(data)[:20]} is no text")
+        return kind.type(data)
     return value
 
 

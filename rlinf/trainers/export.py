@@ -120,9 +120,12 @@ def save_model(
 
 def _name_pieces(directory: Path, pieces: list[Path]) -> None:
     """Give the files the names that transformers looks for, with an index where there are more."""
+    index_file, single = directory / "model.safetensors.index.json", directory / "model.safetensors"
+    index_file.unlink(missing_ok=True)  # of an earlier model, some of whose files are replaced
     if len(pieces) == 1:
-        pieces[0].replace(directory / "model.safetensors")
+        pieces[0].replace(single)
         return
+    single.unlink(missing_ok=True)
     places: dict[str, str] = {}
     total = 0
     for number, piece in enumerate(pieces, start=1):
@@ -132,7 +135,7 @@ def _name_pieces(directory: Path, pieces: list[Path]) -> None:
         total += piece.stat().st_size
         piece.replace(directory / name)
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+    index_file.write_text(json.dumps(index, indent=2) + "\n")
 
 
 def _write_config(directory: Path, model: Any, dtype: torch.dtype | None) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlinf.checkpoint.weights import check_compatible
 from rlinf.checkpoint.weights_file import read_header
 from rlinf.errors import CheckpointError, ConfigError
-from rlinf.models.adapters import is_adapter, without_adapter
+from rlinf.models.adapters import begins_with_adapter, is_adapter, without_adapter
 from rlinf.models.policy import Policy, repeated_layers
 from rlinf.models.policy_weights import BASE, check_base, read_weights
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
@@ -320,7 +320,7 @@ class Average(KeptWeights):
 
 class Reference(KeptWeights):
     """The policy that a run began with, or that of a file, on the host; no copy is kept where only
-    an adapter is trained, which can be off.
+    a fresh adapter is trained, which can be off.
 
     Args:
         modules: Of the run.
@@ -332,8 +332,10 @@ class Reference(KeptWeights):
 
     def __init__(self, modules: TrainedModules, path: Path | None = None) -> None:
         super().__init__(modules)
-        # What is trained beside an adapter is not switched off with it.
-        self.keeps = path is not None or not all(map(is_adapter, self._held.named))
+        # Without the adapter the policy is not what the run began with where that had been trained
+        # before, or something beside it is trained.
+        begun = begins_with_adapter(self._held.module)
+        self.keeps = path is not None or begun or not all(map(is_adapter, self._held.named))
         self._dtype = self._held.dtype
         self.weights, self.buffers = [], []
         if self.keeps:

@@ -40,8 +40,10 @@ class Update:
 
 
 def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]:
-    """Mean over the optimizer steps of a phase that had something to train on; counts."""
-    full = [update.metrics for update in updates if update.metrics]
+    """Mean over the optimizer steps of a phase, over all that had something to train on where none
+    was applied; counts."""
+    applied = [each for each in updates if each.outcome == "applied"] or updates
+    full = [update.metrics for update in applied if update.metrics]
     names = full[0] if full else {}
     metrics = {name: sum(each[name] for each in full) / len(full) for name in names}
     for outcome, name in _COUNTED.items():

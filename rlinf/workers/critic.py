@@ -19,7 +19,7 @@ from rlinf.models.language import (
 from rlinf.trainers.language_trainers import critic_trainer
 from rlinf.workers.config.answering import AnsweringConfig
 from rlinf.workers.context import WorkerContext
-from rlinf.workers.training_ranks import TrainingWorker, read_batch
+from rlinf.workers.training_ranks import TrainingWorker, count_no_old_tokens, read_batch
 
 
 class CriticWorker(TrainingWorker):
@@ -31,6 +31,7 @@ class CriticWorker(TrainingWorker):
         super().__init__()
         self._config, self._context = config, context
         self._algorithm = config.algorithm.build()
+        count_no_old_tokens(self._algorithm, config.rollout.partial)
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
         """Build the value network; returns the number of parameters."""

@@ -18,6 +18,8 @@ from rlinf.workers.global_batches import GlobalBatches, TrainingHook
 from rlinf.workers.training_ranks import (
     LanguageWorker,
     WeightSendingWorker,
+    count_no_old_tokens,
+    old_tokens,
     read_batch,
     token_batch,
     without_old_tokens,
@@ -32,6 +34,7 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
     def __init__(self, config: AnsweringConfig, context: WorkerContext) -> None:
         super().__init__(config, context)
         self._algorithm = config.algorithm.build()
+        self._oldest = count_no_old_tokens(self._algorithm, config.rollout.partial)
         self._hook: TrainingHook | None = None
 
     def start(self, rendezvous: str | None = None) -> dict[str, int]:
@@ -121,15 +124,13 @@ class LanguageActorWorker(WeightSendingWorker, LanguageWorker):
     def _prepare(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
         """The batch with its advantages and without tokens that are too old; metrics about it."""
         metrics: dict[str, float] = {}
+        bound, sampled = self._oldest, batch
         if batch.advantages is None:
             found = self._algorithm.prepare(batch)
             batch, metrics = require_prepared(found, self._algorithm)
-        partial = self._config.rollout.partial
-        masks = partial is not None and partial.too_old == "mask"
-        bound = partial.max_token_staleness if partial is not None and masks else None
         if bound is not None:
-            batch, masked = without_old_tokens(batch, bound)
-            metrics["rollout/masked_tokens"] = float(masked)
+            batch = without_old_tokens(batch, bound)
+            metrics["rollout/masked_tokens"] = float(old_tokens(sampled, bound))
         return batch, metrics
 
     def _read(self, groups: InputStream) -> Batch:

@@ -194,6 +194,8 @@ def _varied(batch: Batch, config: DemonstrationsConfig, seed: int, step: int) ->
 class DemonstrationsSource(StageWorker):
     """Hands out recorded chunks, as many as a rollout has samples, to be imitated beside it."""
 
+    records = (Batch,)
+
     def __init__(self, config: Any, context: WorkerContext) -> None:
         super().__init__()
         del context

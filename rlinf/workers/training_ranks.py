@@ -12,6 +12,8 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.objective import PolicyObjective
+from rlinf.algorithms.protocol import Algorithm
 from rlinf.checkpoint.manifest import FileRecord, record_file
 from rlinf.data.pictures import PictureReader
 from rlinf.data.sequences import PromptGroup, assemble_sequences
@@ -27,6 +29,7 @@ from rlinf.trainers.language_trainers import save_pretrained, shared_pictures
 from rlinf.trainers.ranks import Ranks
 from rlinf.trainers.trainer import Trainer
 from rlinf.weight_sync.protocol import Parties, WeightSender
+from rlinf.workers.config.answering import PartialRolloutConfig
 from rlinf.workers.context import WorkerContext
 
 Made = TypeVar("Made")
@@ -214,10 +217,31 @@ def token_batch(groups: Sequence[PromptGroup], pad_id: int, version: int) -> Bat
     return Batch(inputs=inputs, **tensors, version=version, pictures=pictures)
 
 
-def without_old_tokens(batch: Batch, bound: int) -> tuple[Batch, int]:
-    """Let no token count in the loss whose weights are more than ``bound`` phases old; also, how
-    many there were."""
-    if batch.version is None:
+def count_no_old_tokens(algorithm: Algorithm, partial: PartialRolloutConfig | None) -> int | None:
+    """Let an algorithm train on no token that ``rollout.partial`` calls too old; the bound, if any.
+
+    It leaves them out itself, as its advantages are normalised, and its critic learns, over those
+    that count.
+    """
+    if partial is None or partial.too_old != "mask":
+        return None
+    if isinstance(algorithm, PolicyObjective):
+        algorithm.max_token_age = partial.max_token_staleness
+    return partial.max_token_staleness
+
+
+def without_old_tokens(batch: Batch, bound: int) -> Batch:
+    """Let no token count in the loss whose weights are more than ``bound`` phases old."""
+    return replace(batch, mask=batch.mask * ~_old(batch, bound))
+
+
+def old_tokens(batch: Batch, bound: int) -> int:
+    """How many tokens of a batch would count, but are more than ``bound`` phases old."""
+    return int((_old(batch, bound) & (batch.mask > 0)).sum())
+
+
+def _old(batch: Batch, bound: int) -> torch.Tensor:
+    age = batch.staleness()
+    if age is None:
         raise ValueError("the age of tokens needs the version in the batch")
-    old = (batch.version - batch.versions > bound) & (batch.mask > 0)
-    return replace(batch, mask=batch.mask * ~old), int(old.sum())
+    return age > bound

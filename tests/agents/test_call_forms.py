@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 pytest.importorskip("transformers")
 
-from rlinf.agents.call_forms import CALL_TAGS
+from rlinf.agents.call_forms import CALL_TAGS, ChatTemplate
 from rlinf.agents.conversations import Conversations
-from rlinf.agents.tool import AgentConfig, Tool
+from rlinf.agents.tool import AgentConfig, Tool, ToolError
 from rlinf.agents.tool_use import ToolUse
 from rlinf.data.sequences import Completion
 from rlinf.data.tokenizer import train_tokenizer
@@ -118,6 +118,31 @@ def test_all_calls_of_a_turn_are_replied_to_in_their_order(words: Any, config: A
     assert f"{calls}<eos>:<user>{replies}<eos>:<assistant>" in text(words, found)
     assert "<user><tool_response>-2</tool_response><eos>" in text(words, found)
     assert found.turns == 3
+
+
+@pytest.mark.parametrize(
+    "said",
+    [f"<tool_call>{'[' * 99_000}{']' * 99_000}</tool_call>", call("look", "[" * 99_000)],
+    ids=["call", "arguments"],
+)
+def test_a_call_that_nests_without_end_is_no_json(
+    words: Any, config: AgentConfig, said: str
+) -> None:
+    form = ChatTemplate(["look"], words, {}, lambda text: [], lambda tokens: said)
+    (error,) = form.calls([])
+    assert isinstance(error, ToolError)
+    assert "no JSON" in str(error)
+
+
+def test_no_more_calls_of_a_turn_are_made_than_the_recipe_says(
+    words: Any, config: AgentConfig
+) -> None:
+    most = config.model_copy(update={"max_calls": 2})
+    calls = "".join(call("calc", {"expression": f"{n}+1"}) for n in range(4))
+    shown = text(words, talked(words, most, calls, "end"))
+    assert "<tool_response>1</tool_response><tool_response>2</tool_response>" in shown
+    assert "<tool_response>3</tool_response>" not in shown
+    assert shown.count("too many calls") == 2
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -66,6 +67,24 @@ def test_a_call_that_hangs_costs_its_limit_and_the_next_is_answered() -> None:
     with pytest.raises(RunFailure, match=r"no reply within 0\.05 s \(8 calls that hang\)"):
         calls.call("fail")
     free.set()
+
+
+def test_calls_that_ended_late_do_not_count_as_hanging() -> None:
+    ended = threading.Semaphore(0)
+
+    def slow() -> str:
+        time.sleep(0.1)
+        ended.release()
+        return "late"
+
+    calls = ToolCalls("shout", Told(answer_or(slow)), seconds=0.05)
+    for number in range(12):
+        assert calls.call(str(number)) == str(number)
+        with pytest.raises(ToolError, match=r"^the tool failed$"):
+            calls.call("fail")
+        assert ended.acquire(timeout=30)
+        while any(thread.is_alive() for thread in calls._abandoned):
+            time.sleep(0.01)
 
 
 def test_a_tool_that_never_answered_ends_the_run() -> None:

@@ -100,15 +100,21 @@ def write_cloning(directory: Path) -> Path:
     return path
 
 
-def run_recipe(recipe: Path, directory: Path, *overrides: str, resume: bool = False) -> Run:
-    """Run a recipe to its end."""
+def run_recipe(
+    recipe: Path,
+    directory: Path,
+    *overrides: str,
+    resume: bool = False,
+    stop: threading.Event | None = None,
+) -> Run:
+    """Run a recipe to its end, or until ``stop`` says so."""
     loaded = load_recipe(str(recipe), list(overrides))
     task = task_of(loaded)
     config: Any = validate(task.config_class, loaded.data, loaded)
     check(config, loaded)
     with RunDirectory.create(directory, "run", path=directory) as written:
         written.write_config(to_yaml(config))
-        run = Run(task, config, written, threading.Event())
+        run = Run(task, config, written, stop or threading.Event())
         run.run(resume=resume)
     return run
 

@@ -10,6 +10,7 @@ from rlinf.cli.main import main
 
 from . import support
 from .supervised_support import assert_equal_runs, demonstrations, run_recipe
+from .test_reasoning import StopAfter
 
 SHOWN = "demonstrations={path: %s, weight: 1.0, objective: squared_error}"
 SHORT = (
@@ -63,3 +64,15 @@ def test_what_cannot_be_is_said(
     place = ["--run-dir", str(tmp_path / "run")]
     assert main(["train", str(recipe), *SHORT, episodes, *overrides, *place]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_a_run_ahead_of_its_updates_goes_on_with_the_demonstrations_it_has_drawn(
+    tmp_path: Path, episodes: str
+) -> None:
+    recipe = support.write_recipe(tmp_path)
+    ahead = (*SHORT, episodes, "rollout.max_staleness=1", "algorithm.type=decoupled_ppo")
+    run_recipe(recipe, tmp_path / "whole", *ahead)
+    run_recipe(recipe, tmp_path / "part", *ahead, stop=StopAfter(2))
+    assert not (tmp_path / "part" / "policy.safetensors").exists()
+    assert main(["resume", str(tmp_path / "part")]) == 0
+    assert_equal_runs(tmp_path / "whole", tmp_path / "part")

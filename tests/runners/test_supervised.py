@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import math
 import shutil
 from pathlib import Path
@@ -325,3 +326,14 @@ def test_ranks_of_a_language_model_agree(tmp_path: Path, monkeypatch: pytest.Mon
     before, after = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, value in before.items():
         np.testing.assert_allclose(value, after[name], atol=2e-3, err_msg=name)
+
+
+def test_the_held_out_result_is_of_the_step_whose_weights_are_left_behind(tmp_path: Path) -> None:
+    worse = ("actor.optim.lr=0.3", "validation.interval=1", "checkpoint.interval=1")
+    run = run_recipe(write_cloning(tmp_path), tmp_path / "run", *worse)
+    step = run.weights_step
+    assert step is not None
+    assert step < run.state.step
+    (result,) = (tmp_path / "run" / "evaluations").glob("held_out_step_*.json")
+    assert result.name == f"held_out_step_{step:08d}.json"
+    assert json.loads(result.read_text())["checkpoint"] == f"run step {step}"

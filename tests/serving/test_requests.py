@@ -187,6 +187,8 @@ NO_MESSAGES = [
     pack({})[:-1] + b"\x81",
     *(array(dtype=kind) for kind in ("O", "|V4", "zzz", "(1", "f4,", "<f16777216", None)),
     msgpack.packb({b"__npgeneric__": True, b"data": 1 << 60, b"dtype": "|i1"}),
+    msgpack.packb({b"__npgeneric__": True, b"data": 5, b"dtype": "|S1"}),
+    msgpack.packb({b"__npgeneric__": True, b"data": [5], b"dtype": "<U1"}),
     *(array(shape=shape) for shape in ([7], [0], [-1], [-1, -1], [2**40, 2**40], None)),
     array(data="text"),
 ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import warnings
 from dataclasses import replace
@@ -191,6 +192,8 @@ def test_an_update_that_is_not_finite_is_skipped(column):
     metrics = one.train(replace(batch, **{column: spoilt}), 0)
     assert metrics["actor/skipped_updates"] == 1
     assert metrics["actor/optimizer_steps"] == 2
+    assert math.isfinite(metrics["actor/loss"])  # of the updates that were applied
+    assert math.isfinite(metrics["actor/grad_norm"])
     assert all(tensor.isfinite().all() for tensor in weights_of(one).values())
 
 
@@ -493,3 +496,16 @@ def test_every_epoch_and_step_has_its_own_order_of_sequences():
     assert len(epochs) == 6
     assert all(sorted(epoch) == list(range(count)) for epoch in epochs)
     assert len(set(epochs)) == len(epochs)
+
+
+def test_the_reference_of_a_run_that_begins_with_an_adapter_has_that_adapter(tmp_path):
+    settings = {"rank": 4, "alpha": 8.0}
+    one = trainer(keys={"kl_beta": 0.1}, lora=settings)
+    for step in range(2):
+        one.train(prepared(), step)
+    save_pretrained(one, tmp_path)
+    begun = settings | {"path": str(tmp_path / "adapter")}
+    other = trainer(keys={"kl_beta": 0.1}, lora=begun)
+    batch = prepared()
+    assert torch.equal(other.reference_log_probs(batch), other.log_probs(batch))
+    assert not torch.equal(one.reference_log_probs(batch), one.log_probs(batch))

@@ -44,9 +44,10 @@ _REFUSED: dict[str, tuple[int | None, int | None]] = {
     "move_mount": (429, 429), "open_tree": (428, 428), "fsopen": (430, 430),
     "fsconfig": (431, 431), "fsmount": (432, 432), "fspick": (433, 433),
     "mount_setattr": (442, 442),
-    # Sockets; socketpair stays, which event loops wake themselves with.
+    # Sockets; socketpair stays, which event loops wake themselves with, of the size it has: what
+    # lies in one is memory of the kernel, which belongs to no process.
     "socket": (41, 198), "connect": (42, 203), "bind": (49, 200),
-    "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
+    "setsockopt": (54, 208), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
     # Parts of the kernel with a history of holes.
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282),
     "keyctl": (250, 219), "add_key": (248, 217), "request_key": (249, 218),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -99,8 +100,21 @@ def export_weights(
     path.parent.mkdir(parents=True, exist_ok=True)
     copies = clone_to_cpu(list(weights.values()))
     tensors = dict(zip(weights, copies, strict=True))
-    write_atomic(path, safetensors.torch.save(tensors, metadata=dict(metadata or {})))
+    content = safetensors.torch.save(tensors, metadata=dict(metadata or {}))
+    write_atomic(path, _in_order(content) if len(metadata or {}) > 1 else content)
     return path
+
+
+def _in_order(content: bytes) -> bytes:
+    """A safetensors file with the metadata in its header sorted: the library writes them in another
+    order each time, and files of equal weights are to be equal."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:begin])
+    header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(text) > begin - 8:  # written in another way
+        return content
+    return b"".join((content[:8], text.ljust(begin - 8), memoryview(content)[begin:]))
 
 
 def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:

@@ -67,3 +67,17 @@ def test_a_number_that_is_none_is_found(value: float, dtype: torch.dtype) -> Non
     largest[7] = value
     with pytest.raises(ConfigError, match=r"path: file holds numbers that are not finite.* in a"):
         check_finite([("b", whole), ("a", largest)], source="file", key="path")
+
+
+def test_files_of_equal_weights_are_equal_whatever_their_metadata(tmp_path):
+    said = {"model": "mlp", "settings": '{"activation": "tanh"}', "base": "größer"}
+    weights = {"a": torch.arange(3.0), "b": torch.ones(2, 2)}
+    found = set()
+    for number in range(20):
+        path = export_weights(tmp_path / f"{number}.safetensors", weights, said)
+        found.add(path.read_bytes())
+        with safetensors.safe_open(path, "pt") as file:
+            assert file.metadata() == said
+            assert torch.equal(file.get_tensor("a"), weights["a"])
+            assert torch.equal(file.get_tensor("b"), weights["b"])
+    assert len(found) == 1

@@ -2,7 +2,9 @@
 
 import asyncio
 import pickle
+import time
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.transport.blocks import HEADER_BYTES
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 from tests.scheduler.workers import Concurrent, Queuer
 
@@ -368,8 +371,10 @@ def test_shared_memory_of_what_nobody_takes_is_given_back(launch, channel, runti
     group, numel = launch(Queuer, 1, "giver"), 1 << 18
     (pid,) = group.process_id().wait()
 
-    def blocks() -> int:
-        return len(list(shared_memory_directory().glob(f"rlinf-*-{pid}-*")))
+    def claimed() -> list[Path]:
+        found = list(shared_memory_directory().glob(f"rlinf-*-{pid}-*"))
+        assert found
+        return [path for path in found if b"\1" in path.read_bytes()[:HEADER_BYTES]]
 
     for _ in range(10):
         group.give_large(numel)  # and the handle is gone
@@ -378,4 +383,7 @@ def test_shared_memory_of_what_nobody_takes_is_given_back(launch, channel, runti
         queue = Channel.create(f"closed {number}")
         group.stream(queue, 3, numel).wait()
         queue.close()
-    assert blocks() <= 6
+    limit = time.monotonic() + 60
+    while claimed() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not claimed()

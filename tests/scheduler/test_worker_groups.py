@@ -446,7 +446,7 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
     assert group.execute_on(2).from_child().wait() == ["sharedBasic:2:1"]
     while group.execute_on(0).alive("sharedBasic:2:1").wait() == [True]:  # its end is not known
         time.sleep(0.1)
-    assert "not answering" not in require_process().who_waits()
+    assert "sharedBasic:2:1: not answering" not in require_process().who_waits()
 
 
 def test_what_a_child_held_is_free_after_its_end(launch, runtime):
@@ -477,7 +477,7 @@ def test_a_worker_that_is_up_after_its_group_was_closed_is_nobody(launch, runtim
     with pytest.raises(WorkerDiedError, match="'brief:0' is up after its group was closed"):
         register(record.incarnation)
     assert later.add(3).wait() == [(0, 3)]
-    assert "not answering" not in require_process().who_waits()
+    assert "brief:0: not answering" not in require_process().who_waits()
 
 
 LOGGED = """

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import product
 from types import FrameType
 from typing import Any, ClassVar, Literal
 
@@ -53,6 +54,12 @@ def _percents(answer: str) -> list[str]:
     """An answer, and what it is without the sign: 12.5 % is an answer to `how many per cent`."""
     bare = _PERCENT.sub("", answer)
     return [answer] if bare == answer else [answer, bare]
+
+
+def _pairs(references: list[Any], answers: list[Any]) -> Iterator[tuple[Any, Any]]:
+    """Readings to compare; where both have a sign of per cent, 0.5 % is not 50 %."""
+    both = len(references) > 1 and len(answers) > 1
+    return product(references[:1], answers[:1]) if both else product(references, answers)
 
 
 def _differ_though_small(reference: list[Any], answer: list[Any]) -> bool:
@@ -135,8 +142,10 @@ class MathReward:
 
     def __call__(self, sample: RewardInput) -> float:
         """Compare the final answer with the references."""
-        texts = [each for text in references(sample.answer) for each in _percents(text)]
-        wanted = [self._read_reference(text) for text in texts]
+        wanted = [
+            [self._read_reference(each) for each in _percents(text)]
+            for text in references(sample.answer)
+        ]
         try:
             with _time_limit(self._config.seconds):
                 right = self._equals_any(sample.completion, wanted)
@@ -144,7 +153,7 @@ class MathReward:
             right = False
         return self._config.value_of(right)
 
-    def _equals_any(self, completion: str, wanted: list[list[Any]]) -> bool:
+    def _equals_any(self, completion: str, wanted: list[list[list[Any]]]) -> bool:
         config, boxed = self._config, last_boxed(completion)
         if boxed is None and config.require_boxed:
             return False
@@ -159,8 +168,8 @@ class MathReward:
         return any(
             verify(reference, answer, float_rounding=config.digits, timeout_seconds=None)
             and not _differ_though_small(reference, answer)
-            for reference in wanted
-            for answer in answers
+            for readings in wanted
+            for reference, answer in _pairs(readings, answers)
         )
 
     def _parse(self, text: str) -> list[Any]:

@@ -52,6 +52,8 @@ class PolicyTerms:
     loss: Tensor
     ratio: Tensor
     clipped_ratio: Tensor
+    dual_clipped: Tensor | None = None
+    """Where ``clip_ratio_c`` bounds the loss, bool [n, K]."""
 
 
 class PolicyObjective(Algorithm):
@@ -236,6 +238,8 @@ class PolicyObjective(Algorithm):
             "clip_fraction": (terms.ratio != terms.clipped_ratio).to(terms.ratio.dtype),
             "approx_kl": divergence(log_ratio.detach()),
         }
+        if terms.dual_clipped is not None:
+            numbers["dual_clip_fraction"] = terms.dual_clipped.to(terms.ratio.dtype)
         metrics = self._means(numbers, batch, normalizer)
         elementwise = terms.loss
         if self.config.importance is not None:
@@ -372,14 +376,18 @@ class ClippedObjective(PolicyObjective):
 
     def _clipped(self, log_ratio: Tensor, batch: Batch) -> PolicyTerms:
         """Surrogate of any log-ratio [n, K]."""
+        advantages, bound = advantages_of(batch), self.config.clip_ratio_c
         loss, ratio, clipped_ratio = clipped_policy_loss(
             log_ratio=bounded_log_ratio(self.config, log_ratio),
-            advantages=advantages_of(batch),
+            advantages=advantages,
             clip_ratio_low=self.config.clip_ratio_low,
             clip_ratio_high=self.config.clip_ratio_high,
-            clip_ratio_c=self.config.clip_ratio_c,
+            clip_ratio_c=bound,
         )
-        return PolicyTerms(loss=loss, ratio=ratio, clipped_ratio=clipped_ratio)
+        dual_clipped = None if bound is None else (advantages < 0) & (ratio > bound)
+        return PolicyTerms(
+            loss=loss, ratio=ratio, clipped_ratio=clipped_ratio, dual_clipped=dual_clipped
+        )
 
 
 def bounded_log_ratio(config: PolicyConfig, log_ratio: Tensor) -> Tensor:

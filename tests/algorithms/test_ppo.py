@@ -101,6 +101,15 @@ def test_loss_against_a_sample_by_sample_reference(options: dict[str, Any], weig
     loss, metrics = algorithm.loss(outcome, batch, normalizer=algorithm.normalizer(batch))
     policy, value, entropy = reference_loss(config, batch, outcome, weights)
     assert metrics["actor/policy_loss"].item() == pytest.approx(policy, rel=1e-5, abs=1e-6)
+    if config.clip_ratio_c is None:
+        assert "actor/dual_clip_fraction" not in metrics
+    else:
+        log_ratios = outcome.log_probs.sum(dim=(1, 2)) - batch.log_probs.sum(dim=1)
+        above = log_ratios.exp().numpy() > config.clip_ratio_c
+        bound = above & (batch.advantages.numpy()[:, 0] < 0)
+        expected_share = np.average(bound, weights=weights)
+        assert 0 < expected_share < 1
+        assert metrics["actor/dual_clip_fraction"].item() == pytest.approx(expected_share, rel=1e-5)
     assert metrics["critic/value_loss"].item() == pytest.approx(value, rel=1e-5)
     assert metrics["actor/entropy_loss"].item() == pytest.approx(entropy, rel=1e-5)
     expected = policy + config.value_coefficient * value - config.entropy_bonus * entropy

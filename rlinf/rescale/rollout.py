@@ -188,14 +188,21 @@ class RescaledRollout:
             # Nothing is decided before the groups are known to have arrived.
             yield from bounds_told(self._book, self._engine, self)
         elif isinstance(message, ReleaseDevice):
-            self._leave(message)
+            yield from self._leave(message)
         elif isinstance(message, RolloutEnded):
             self._over = True
             self._give_device_up()
 
-    def _leave(self, message: ReleaseDevice) -> None:
+    def _leave(self, message: ReleaseDevice) -> Iterator[Emit]:
         """Bring everything that runs to others, then give the device up."""
-        groups = self._book.give(self._engine.interrupt())
+        interrupted = self._engine.interrupt()
+        # A conversation ends there whose tool replies with more than there is room for.
+        unfinished = [item for item in interrupted if item.completion.stop_reason == "abort"]
+        ended = [item for item in interrupted if item.completion.stop_reason != "abort"]
+        for group in self._book.take(ended):
+            yield Emit("completions", self._book.source(group.draw), group)
+        self.after_step(ended)
+        groups = self._book.give(unfinished)
         ranks = list(message.loads)
         targets = shares([each.group.unfinished for each in groups], list(message.loads.values()))
         for number, rank in enumerate(ranks):

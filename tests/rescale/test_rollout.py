@@ -5,9 +5,10 @@ from __future__ import annotations
 import pickle
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from queue import Queue
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
 from rlinf.engines.requests import given_tokens
 from rlinf.flow.stream import Item
-from rlinf.rescale.leader import GroupsToAdopt, RolloutSizes
+from rlinf.rescale.leader import GroupsToAdopt, ReleaseDevice, RolloutSizes
 from rlinf.rescale.rollout import RescaledRollout, RolloutDevices
 from rlinf.workers.filling import Filling
 from rlinf.workers.group_book import GenerationReport, PositionBook, completion_seed
@@ -259,3 +260,31 @@ def test_one_worker_ends_what_another_began(monkeypatch: pytest.MonkeyPatch) -> 
         assert sum(report.tokens for _, report in results) == tokens
         moved += sum(report.moved for _, report in results)
     assert moved > 0
+
+
+def test_answers_that_end_when_they_are_interrupted_do_not_move() -> None:
+    """A group that is complete by them goes to the reward, others with what they lack."""
+
+    class Interrupted(Busy):
+        def interrupt(self) -> list[FinishedCompletion]:
+            found = [partial(request, 5) for request in self.submitted]
+            return [
+                replace(item, completion=item.completion.ended("length")) if place < 3 else item
+                for place, item in enumerate(found)
+            ]
+
+    engine = Interrupted()
+    mailbox, lease = Mailbox(), Given()
+    rollout = rollout_on(engine, leader=SimpleNamespace(receive=lambda _: None))
+    leases, mailboxes = cast("Any", ((lease,), (Mailbox(), mailbox)))
+    rollout._devices = replace(rollout._devices, leases=leases, mailboxes=mailboxes)
+    lease.acquire()
+    for request in rollout._book.begin({place: (place, prompt(place)) for place in range(2)}):
+        engine.submit(request)
+    sent = list(rollout._receive(ReleaseDevice({1: 0})))
+    assert [(emit.edge, emit.source) for emit in sent] == [("completions", 0)]
+    assert [len(completion) for completion in sent[0].payload.completions] == [5, 5]
+    (adopted,) = [group for message in mailbox.take_all() for group in message.groups]
+    assert (adopted.group.draw, adopted.group.unfinished) == (1, 1)
+    assert (rollout._book.report.completions, rollout._book.report.moved) == (3, 1)
+    assert lease.held == 0

@@ -148,6 +148,7 @@ class Conversations(Engine):
             sampling,
             turn_ends=(*request.turn_ends, *self._use.turn_ends),
             max_turn_tokens=None if most is None else most - said,
+            scored=request.scored,
         )
 
     def _reply(self, session: Session) -> ToolReplies | None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.registry import Registry, load_attribute
-from rlinf.errors import MissingPackageError
+from rlinf.errors import ConfigError, MissingPackageError
 
 if TYPE_CHECKING:
     from rlinf.engines.protocol import Engine, ModelSource
@@ -71,6 +71,14 @@ class SamplingConfig(StrictModel):
     def filtered(self) -> bool:
         """Whether tokens are drawn from less than softmax(logits / temperature)."""
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
+
+
+class Unscored(NamedTuple):
+    """Why an engine cannot tell the log-probs that a trainer recomputes."""
+
+    key: str  # of the sampling
+    why: str
+    hint: str
 
 
 class EngineProcessConfig(StrictModel):
@@ -140,6 +148,17 @@ class EngineConfig(StrictModel):
     def shares_module(self) -> bool:
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
+
+    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+        """What of ``sampling`` makes the engine report other log-probs than those of
+        softmax(logits / temperature); None: nothing."""
+        del sampling
+        return None
+
+    def check_scored(self, sampling: SamplingConfig) -> None:
+        """Refuse, by a ConfigError, what is :meth:`unscored`."""
+        if (found := self.unscored(sampling)) is not None:
+            raise ConfigError(f"{found.why}; {found.hint}", key=found.key)
 
     def check(self) -> None:
         """Refuse an engine whose package is not installed."""
@@ -225,7 +244,7 @@ class VLLMEngineConfig(EngineConfig):
     log_probs: Literal["processed", "raw"] = "processed"
     """Which log-probs vLLM reports. `processed`: after temperature and filters, right for any
     temperature without top_k, top_p, repetition_penalty and min_new_tokens. `raw`: before both,
-    right for temperature 1 with any of them. Other combinations are refused."""
+    right for temperature 1 with any of them. Training on other combinations is refused."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Further arguments of vLLM's `EngineArgs`, by their names there."""
 
@@ -249,6 +268,21 @@ class VLLMEngineConfig(EngineConfig):
     def devices_per_engine(self) -> int:
         """Devices that one engine computes on."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+        """See :attr:`log_probs`."""
+        if self.log_probs == "raw":
+            if sampling.temperature == 1:
+                return None
+            why = f"{sampling.temperature} is not seen by vLLM's raw log-probs"
+            hint = "nearest: 1.0, or log_probs: processed for the engine"
+            return Unscored("temperature", why, hint)
+        keys = ("top_k", "top_p", "repetition_penalty", "min_new_tokens")
+        for key, default in _defaults(sampling, keys):
+            why = "changes what vLLM reports as processed log-probs"
+            hint = f"nearest: {default}, or log_probs: raw for the engine with temperature 1"
+            return Unscored(key, why, hint)
+        return None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
@@ -296,6 +330,19 @@ class SGLangEngineConfig(EngineConfig):
     def devices_per_engine(self) -> int:
         """Devices that one engine computes on."""
         return self.tensor_parallel_size
+
+    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+        """SGLang's log-probs come after penalty and ban."""
+        for key, default in _defaults(sampling, ("repetition_penalty", "min_new_tokens")):
+            return Unscored(key, "changes the log-probs that SGLang reports", f"nearest: {default}")
+        return None
+
+
+def _defaults(sampling: SamplingConfig, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Those of the keys that are not their defaults, with these."""
+    fields = SamplingConfig.model_fields
+    pairs = [(key, fields[key].default) for key in keys]
+    return [(key, default) for key, default in pairs if getattr(sampling, key) != default]
 
 
 REGISTRY = Registry(

@@ -85,6 +85,7 @@ class GenerationRequest:
     cache: KeptCache | None = None
     turn_ends: tuple[int, ...] = ()  # tokens that end it besides those of `sampling`
     keep_cache: bool = False  # whether its caches are wanted where a stop token or text ended it
+    scored: bool = True  # whether its log-probs are used: others may be anything
 
 
 @dataclass(frozen=True, kw_only=True)

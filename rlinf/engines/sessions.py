@@ -85,6 +85,7 @@ class Session:
         *,
         turn_ends: tuple[int, ...] = (),
         max_turn_tokens: int | None = None,
+        scored: bool = True,
     ) -> None:
         """Let the model go on; :meth:`Sessions.step` or :meth:`wait` bring the turn to its end.
 
@@ -93,6 +94,7 @@ class Session:
                 tokens behind the prompt, those of former turns and given ones too.
             turn_ends: Tokens that end the turn besides the stop tokens of ``sampling``.
             max_turn_tokens: Most tokens of this turn; None: only the whole is bounded.
+            scored: Whether its log-probs are used.
 
         Raises:
             ConfigError: The engine or model cannot serve it.
@@ -105,7 +107,7 @@ class Session:
             shortest = min(sampling.min_new_tokens, longest)
             limits = {"max_new_tokens": longest, "min_new_tokens": shortest}
             sampling = sampling.model_copy(update=limits)
-        self._sessions.begin_turn(self, sampling, turn_ends)
+        self._sessions.begin_turn(self, sampling, turn_ends, scored)
 
     def wait(self) -> Turn:
         """Step the engine until the turn has ended; other sessions go on meanwhile."""
@@ -159,7 +161,8 @@ class Sessions:
             cache: What the engine gave with ``begun``.
         """
         if number is None:
-            number, self._opened = self._opened, self._opened + 1
+            number = self._opened
+        self._opened = max(self._opened, number + 1)
         none = np.zeros(0, np.int64)
         empty = Completion(
             tokens=none,
@@ -183,7 +186,7 @@ class Sessions:
         return number in self._running
 
     def begin_turn(
-        self, session: Session, sampling: SamplingConfig, turn_ends: tuple[int, ...]
+        self, session: Session, sampling: SamplingConfig, turn_ends: tuple[int, ...], scored: bool
     ) -> None:
         """Submit the next turn; see :meth:`Session.generate`."""
         begun, cache = session.completion, self._caches.pop(session.number, None)
@@ -202,6 +205,7 @@ class Sessions:
                 cache=cache,
                 turn_ends=turn_ends,
                 keep_cache=self._engine.carries_caches and self._bound > 0,
+                scored=scored,
             )
         )
         self._running[session.number] = session

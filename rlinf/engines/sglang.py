@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.data.sequences import Completion, StopReason
-from rlinf.engines.config import SamplingConfig, SGLangEngineConfig, local_directory
+from rlinf.engines.config import SGLangEngineConfig, local_directory
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -55,6 +55,7 @@ class SGLangEngine(Engine):
             raise ConfigError("the engine `sglang` takes adapters merged into the weights only")
         import sglang
 
+        self._config = config
         path = local_directory(source.path)
         vocabulary, context = sizes_of(path)
         self._end_tokens = end_tokens_of(path)
@@ -83,7 +84,8 @@ class SGLangEngine(Engine):
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
         self._flights.check(request)
-        _check_scored(request.sampling)
+        if request.scored:
+            self._config.check_scored(request.sampling)
         self._send(request)
 
     def step(self) -> list[FinishedCompletion]:
@@ -189,7 +191,9 @@ def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) ->
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_k": sampling.top_k or -1,
         "top_p": sampling.top_p,
+        "repetition_penalty": sampling.repetition_penalty,
         "max_new_tokens": sampling.max_new_tokens - done,
+        "min_new_tokens": max(sampling.min_new_tokens - done, 0),
         "stop_token_ids": list(stop_tokens(request, ends)),
         "stop": list(sampling.stop),
         "ignore_eos": True,
@@ -197,12 +201,3 @@ def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) ->
         "skip_special_tokens": False,
         "sampling_seed": (request.seed + done * 0x9E3779B1) % 2**31,
     }
-
-
-def _check_scored(sampling: SamplingConfig) -> None:
-    """Refuse what SGLang would score otherwise than softmax(logits / temperature)."""
-    if sampling.repetition_penalty != 1 or sampling.min_new_tokens:
-        raise ConfigError(
-            "repetition_penalty and min_new_tokens change the log-probs that SGLang reports; leave "
-            "them off"
-        )

@@ -96,8 +96,13 @@ def _trains_parts(config: ReasoningConfig) -> bool:
 
 
 def _worst_step(config: ReasoningConfig) -> tuple[str, ...]:
-    longest = config.rollout.sampling.max_new_tokens
-    found = ("runner.total_steps=1", f"rollout.sampling.min_new_tokens={longest}")
+    sampling = config.rollout.sampling
+    longest = sampling.model_copy(update={"min_new_tokens": sampling.max_new_tokens})
+    if config.rollout.engine.unscored(longest) is None:
+        forced = [f"rollout.sampling.min_new_tokens={sampling.max_new_tokens}"]
+    else:  # as long as nothing ends a turn of an agent
+        forced = [f"rollout.sampling.{key}=[]" for key in ("stop_token_ids", "stop")]
+    found = ("runner.total_steps=1", *forced)
     return found if config.warm_start is None else (*found, "warm_start.steps=2")
 
 

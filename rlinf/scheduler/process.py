@@ -241,6 +241,12 @@ class AsyncWork:
             self._give_up()
             raise
 
+    def take_now(self) -> Any:
+        """The result if it is there already; otherwise None, and what comes later is not lost to
+        this handle, which nobody waits for."""
+        self._give_up()
+        return None if self._future.cancelled() else self.wait()
+
     async def async_wait(self) -> Any:
         """Wait on the event loop until done and return the result."""
         try:

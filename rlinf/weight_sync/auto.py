@@ -64,6 +64,12 @@ class AutoReceiver(WeightReceiver[AutoConfig]):
             self._chosen = config.build_receiver(self._worker, self._parties, self._targets)
         return self._chosen._open()
 
+    def _withdraw(self) -> None:
+        if self._chosen is None:
+            super()._withdraw()
+        else:
+            self._chosen._withdraw()
+
     def _receive(self, header: Header) -> ReceivedWeights:
         assert self._chosen is not None  # `_open` has built it
         update = self._chosen._receive(header)

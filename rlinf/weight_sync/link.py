@@ -2,7 +2,7 @@
 
 A receiver asks, the sender waits until all have asked, then it answers with a header and parts.
 Every question has a ticket and every answer repeats it, so that what an interrupted update left
-behind is not taken for the next one.
+behind is not taken for the next one. A receiver whose wait fails withdraws its question.
 """
 
 from __future__ import annotations
@@ -78,6 +78,16 @@ class Request:
 
 
 @dataclass(frozen=True)
+class Withdrawal:
+    """A receiver waits for the answer to its last question no longer."""
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """A receiver looks at the update no longer."""
+
+
+@dataclass(frozen=True)
 class Header:
     """An update begins, or is given up."""
 
@@ -102,12 +112,32 @@ class SenderLink:
         self.tickets: dict[int, Ticket] = {}
         self.rank = worker.worker_info.rank
         self.receivers = parties.served_by(self.rank)
+        self._asked: dict[int, Request] = {}  # by receiver, read and not answered
 
     def requests(self) -> list[Request]:
         """Wait until every receiver has asked; a SchedulerError where one died or is too late."""
-        asked = [self.worker.recv(self.parties.receiver, rank) for rank in self.receivers]
+        for rank in self.receivers:
+            self._read_questions(rank)
+        asked, self._asked = [self._asked[rank] for rank in self.receivers], {}
         self.tickets = {request.rank: request.ticket for request in asked}
         return asked
+
+    def _read_questions(self, rank: int) -> None:
+        """Up to one that nothing follows yet, such as a withdrawal."""
+        receiver = self.parties.receiver
+        while True:
+            if rank not in self._asked:
+                message = self.worker.recv(receiver, rank)
+            elif (message := self.worker.recv(receiver, rank, async_op=True).take_now()) is None:
+                return
+            self._note(rank, message)
+
+    def _note(self, rank: int, message: Any) -> None:
+        """Take a message of a receiver between two updates."""
+        if isinstance(message, Request):
+            self._asked[rank] = message
+        elif isinstance(message, Withdrawal):
+            self._asked.pop(rank, None)
 
     def header(self, version: int, body: Any) -> None:
         """Begin an update."""
@@ -125,9 +155,12 @@ class SenderLink:
             self._tell(Header(self.tickets, version, None, why))
 
     def confirmations(self) -> None:
-        """Wait until every receiver has confirmed."""
+        """Wait until every receiver has confirmed; a WeightSyncError where one has not waited."""
         for rank in self.receivers:
-            self.worker.recv(self.parties.receiver, rank)
+            message = self.worker.recv(self.parties.receiver, rank)
+            if not isinstance(message, Confirmation):
+                self._note(rank, message)
+                raise WeightSyncError(f"receiver {rank} has not waited for the update")
 
     def alive(self, receiver: int) -> bool:
         """Whether a receiver lives."""
@@ -188,7 +221,12 @@ class ReceiverLink:
 
     def confirm(self) -> None:
         """Tell the sender that this receiver is done."""
-        self._worker.send(None, self._parties.sender, self._sender)
+        self._worker.send(Confirmation(), self._parties.sender, self._sender)
+
+    def withdraw(self) -> None:
+        """Tell the sender that this receiver waits no longer."""
+        with contextlib.suppress(SchedulerError):  # a dead sender needs no message
+            self._worker.send(Withdrawal(), self._parties.sender, self._sender)
 
     def _next(self) -> Header | Part:
         source = (self._parties.sender, self._sender)

@@ -127,6 +127,7 @@ class WeightReceiver(ABC, Generic[ConfigT]):
         try:
             update = self._receive(self._open())
         except (SchedulerError, WeightSyncError) as error:
+            self._withdraw()
             kept = "without weights" if self.version is None else f"at version {self.version}"
             text = f"no weights from {self._link.sender_name}: {error}; the receiver stays {kept}"
             kind = type(error) if isinstance(error, WeightSyncError) else WeightSyncError
@@ -165,6 +166,10 @@ class WeightReceiver(ABC, Generic[ConfigT]):
     def _open(self) -> Header:
         self._ask()
         return self._link.header()
+
+    def _withdraw(self) -> None:
+        """Let the next update be no answer to what was asked."""
+        self._link.withdraw()
 
     def _ask(self) -> None:
         targets = (self._targets or {}).items()

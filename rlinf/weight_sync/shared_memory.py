@@ -98,6 +98,9 @@ class SharedMemoryReceiver(WeightReceiver[SharedMemoryConfig]):
             self._asked = True
         return self._link.header()
 
+    def _withdraw(self) -> None:
+        """Nothing: what is asked once holds for all updates."""
+
     def _receive(self, header: Header) -> ReceivedWeights:
         path, layout = header.body
         if self._reader is None or self._path != path:

@@ -188,7 +188,7 @@ class GenerationWorker(StageWorker):
         """
         mine = {position: prompts[position] for position in self._positions(len(prompts))}
         by_draw = {draw: seeds[position] for position, (draw, _) in mine.items()}
-        book = PositionBook(len(seeds[0]), sampling, by_draw.__getitem__)
+        book = PositionBook(len(seeds[0]), sampling, by_draw.__getitem__, scored=False)
         found: dict[int, PromptGroup] = {}
         failed_before = self._tool_failures
         for emitted in Filling(book, self._engine).run(book.begin(mine), scored):

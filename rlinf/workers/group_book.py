@@ -123,6 +123,7 @@ class GroupBook(ABC):
         sampling: How tokens are drawn.
         seeds: From a draw to the seeds of its G completions.
         worth: Whether a scored group is worth training on.
+        scored: Whether the log-probs of the completions are used.
     """
 
     def __init__(
@@ -131,7 +132,10 @@ class GroupBook(ABC):
         sampling: SamplingConfig,
         seeds: Callable[[int], Sequence[int]],
         worth: Callable[[PromptGroup], bool] = lambda group: True,
+        *,
+        scored: bool = True,
     ) -> None:
+        self._scored = scored
         self._size, self._sampling, self._seeds, self._worth = group_size, sampling, seeds, worth
         self._open: dict[int, OpenGroup] = {}
         self._known: dict[int, int] = {}  # tokens with which each request was submitted
@@ -236,6 +240,7 @@ class GroupBook(ABC):
                         pictures=group.pictures,
                         partial=begun,
                         cache=None if caches is None else caches[number],
+                        scored=self._scored,
                     )
                 )
         return found

@@ -12,6 +12,7 @@ import pytest
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import check, validate
 from rlinf.errors import UserError
+from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import REGISTRY
 
 from .reasoning_support import small_config, write_recipe
@@ -255,3 +256,59 @@ def test_what_validation_does_not_say_of_sampling_is_as_in_training(tmp_path: Pa
         with pytest.raises(UserError) as refused:
             small_config(tmp_path, f"rollout.sampling.{wrong}", "validation.sampling.top_k=3")
         assert "1 problem\n" in str(refused.value)
+
+
+def of_a_large_model(*overrides: str) -> ReasoningConfig:
+    recipe = load_recipe("reasoning/math_1.5b_grpo", overrides)
+    return validate(ReasoningConfig, recipe.data, recipe)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "hint"),
+    [
+        (["rollout.sampling.top_k=5"], "rollout.sampling.top_k", "0, or log_probs: raw"),
+        (["rollout.sampling.min_new_tokens=5"], "rollout.sampling.min_new_tokens", "nearest: 0"),
+        (
+            ["rollout.engine.log_probs=raw", "rollout.sampling.temperature=0.7"],
+            "rollout.sampling.temperature",
+            "nearest: 1.0, or log_probs: processed",
+        ),
+        (
+            ["rollout.engine=null", "rollout.engine={type: sglang}", "actor.order=position",
+             "rollout.sampling.repetition_penalty=1.1"],
+            "rollout.sampling.repetition_penalty",
+            "nearest: 1.0",
+        ),
+    ],
+)  # fmt: skip
+def test_sampling_that_an_engine_cannot_score_is_refused(
+    overrides: list[str], key: str, hint: str
+) -> None:
+    with pytest.raises(UserError) as refused:
+        of_a_large_model(*overrides)
+    assert f"{key} = " in str(refused.value)
+    assert hint in str(refused.value)
+
+
+def test_validation_may_filter_at_any_temperature() -> None:
+    """Nobody uses its log-probs."""
+    how = "validation.sampling={temperature: 0.6, top_p: 0.95, max_new_tokens: 64}"
+    config = of_a_large_model(how)
+    assert config.validation.sampling.top_p == 0.95
+
+
+@pytest.mark.parametrize(
+    ("overrides", "forced"),
+    [
+        (["rollout.engine.log_probs=raw"], ["rollout.sampling.min_new_tokens=27648"]),
+        ([], ["rollout.sampling.stop_token_ids=[]", "rollout.sampling.stop=[]"]),
+    ],
+)
+def test_the_longest_answers_are_asked_for_as_the_engine_allows(
+    overrides: list[str], forced: list[str]
+) -> None:
+    config = of_a_large_model(*overrides)
+    found = list(config.planning.worst_case)
+    assert found == ["runner.total_steps=1", *forced]
+    worst = of_a_large_model(*overrides, *found)
+    assert worst.rollout.engine.unscored(worst.rollout.sampling) is None

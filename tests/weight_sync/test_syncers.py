@@ -281,6 +281,19 @@ def test_a_send_that_fails_is_told_to_the_receivers(pair, name):
     assert received[0] == (bits({"a": torch.ones(3)}), 4, 4)
 
 
+@pytest.mark.parametrize("name", [*CONFIGS, "reference"])
+def test_after_a_wait_that_ran_out_the_next_update_works(pair, name, runtime):
+    if name == "reference" and runtime == "ray":
+        pytest.skip("there are no references between processes")
+    connect(pair, CONFIGS.get(name, ReferenceConfig()))
+    for kind, text, version in pair[1].receive_in_vain().wait():
+        assert (kind, version) == ("WeightSyncError", None)
+        assert "waited longer" in text
+    for version in (4, 5):
+        weights = {"a": torch.full((3,), float(version))}
+        assert sync(pair, weights, version)[1] == [(bits(weights), version, version)] * 2
+
+
 @pytest.mark.parametrize("name", ["bucket", pytest.param("patch", marks=pytest.mark.slow)])
 def test_a_sender_that_dies_in_an_update_leaves_the_old_version(pair, launch, runtime, name):
     config = CONFIGS[name].model_copy(update={"bucket_size": 100_000})

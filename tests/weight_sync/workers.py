@@ -130,6 +130,11 @@ class Peer(Worker):
             return type(error).__name__, str(error), self._syncer.version
         return "nothing", "", self._syncer.version
 
+    def receive_in_vain(self) -> tuple[str, str, Any]:
+        """What a receive raised that nobody sent anything for."""
+        with patch.object(require_process(), "deadline_seconds", 0.2):
+            return self.fail_to_receive()
+
     def tied(self) -> bool:
         weights, _ = self._syncer.receive()
         same = weights["a"].data_ptr() == weights["b"].data_ptr()

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from rlinf.data.sequences import StopReason
-from rlinf.engines.config import SamplingConfig, VLLMEngineConfig, local_directory
+from rlinf.engines.config import VLLMEngineConfig, local_directory
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, ModelSource
 from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens, text_of
@@ -42,6 +42,7 @@ from rlinf.scheduler.accelerators import detect_accelerators
 _WORKER = "rlinf.engines.vllm.worker.WorkerMethods"
 _PASS = 4096  # tokens of a forward pass on a CPU
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM has kernels for
+_ENVIRONMENT: dict[str, str] = {}  # what an engine of this process has set
 
 
 @dataclass(eq=False)
@@ -105,7 +106,8 @@ class VLLMBase(Engine):
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
         self._running.check(request)
-        _check_scored(request.sampling, self._config)
+        if request.scored:
+            self._config.check_scored(request.sampling)
         growing = Growing(request)
         prompt = {"prompt_token_ids": text_of(request).tolist()}
         self._add(growing, prompt, _sampling_parameters(request, self._end_tokens))
@@ -227,8 +229,8 @@ def _engine_arguments(
 
 
 def _set_environment(config: VLLMEngineConfig) -> None:
-    """What vLLM reads from the environment when it is imported; a user's own values stay."""
-    for name, value in {
+    """What vLLM reads from the environment; a user's own values stay, an earlier engine's do not."""
+    values = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Where it starts processes: a copy of this one would have locks of threads that it lacks.
         "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
@@ -237,8 +239,13 @@ def _set_environment(config: VLLMEngineConfig) -> None:
         "VLLM_LOGGING_LEVEL": "ERROR",
         "HF_HUB_OFFLINE": "1",
         **({"VLLM_CPU_OMP_THREADS_BIND": "nobind"} if config.devices_per_engine == 1 else {}),
-    }.items():
-        os.environ.setdefault(name, value)
+    }
+    for name, ours in list(_ENVIRONMENT.items()):
+        if os.environ.get(name) == ours:
+            del os.environ[name], _ENVIRONMENT[name]
+    for name, value in values.items():
+        if name not in os.environ:
+            os.environ[name] = _ENVIRONMENT[name] = value
 
 
 def _check_heads(path: Path) -> None:
@@ -295,19 +302,3 @@ def _seed(seed: int, done: int) -> int:
     if not done:
         return seed % 2**63
     return int(np.random.SeedSequence((seed, done)).generate_state(1, np.uint64)[0] >> 1)
-
-
-def _check_scored(sampling: SamplingConfig, config: VLLMEngineConfig) -> None:
-    """Refuse what vLLM would score otherwise than softmax(logits / temperature)."""
-    if config.log_probs == "raw" and sampling.temperature != 1:
-        raise ConfigError(
-            f"{sampling.temperature} is not seen by vLLM's raw log-probs; nearest: 1.0, or "
-            "log_probs: processed for the engine",
-            key="temperature",
-        )
-    if config.log_probs == "processed" and (sampling.filtered or sampling.min_new_tokens):
-        raise ConfigError(
-            "top_k, top_p, repetition_penalty and min_new_tokens change what vLLM reports as "
-            "processed log-probs; leave them off, or set log_probs: raw for the engine with "
-            "temperature 1"
-        )

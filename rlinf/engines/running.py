@@ -155,9 +155,9 @@ class Running:
         short = np.flatnonzero(self.numbers["count"][rows] < self.numbers["minimum"][rows])
         if not len(short):
             return None
-        # One column more takes the -1 that fill up lists of stop tokens.
+        # One column more takes the -1 that fill up lists, and tokens that the model does not have.
         banned = np.zeros((len(rows), self._vocabulary + 1), np.bool_)
-        banned[short[:, None], self._stops[rows[short]]] = True
+        banned[short[:, None], np.minimum(self._stops[rows[short]], self._vocabulary)] = True
         return self._tensor(banned[:, :-1])
 
     def append(self, tokens: np.ndarray, log_probs: np.ndarray, version: int) -> np.ndarray:

@@ -7,6 +7,7 @@ executed, profiled, planned and drawn. Edges are matched by name: a stage that l
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Literal
@@ -98,6 +99,12 @@ class Flow:
     def _add(self, node: Node) -> Node:
         if any(node.name == other.name for other in self.nodes):
             raise ConfigError(f"flow '{self.name}': two nodes are called '{node.name}'")
+        taken = Counter(stage.label for other in (*self.nodes, node) for stage in other.stages)
+        label, count = taken.most_common(1)[0]
+        if count > 1:
+            raise ConfigError(
+                f"flow '{self.name}': two stages are called '{label}'; give one a key of its own"
+            )
         self.nodes.append(node)
         return node
 

@@ -110,7 +110,9 @@ class PlacedConfig(StrictModel):
             return data
         plan, stages = found
         section, _, key = cls.pipeline_key.rpartition(".")
-        given = data.get(section) or {}
+        given = {} if data.get(section) is None else data[section]
+        if not isinstance(given, dict):
+            return data  # which is said where the section is read
         if given.get(key, stages) != stages:
             why = f"is {given[key]}, and cluster.plan has {stages} pipeline stages"
             raise illegal(cls.pipeline_key, why, hint=f"drop one: ~{cls.pipeline_key}")

@@ -228,16 +228,13 @@ class RescaledTraining:
         lease = self._shared.leases[self._ranks.rank]
         threading.Thread(target=self._get_device, args=(lease,), daemon=True).start()
         self._over = False
-        if self._shared.offload and self._movable.has_part:
-            self._trainer.onload()
         while not self._over:
             said = self._next()
             if said.kind == "go":
                 self._trainer.train(self._given(said), self._step)
             else:
                 self._carry_out(said)
-        if self._shared.offload and self._movable.has_part:
-            self._trainer.offload()
+        self._offload()
         # A lease that was not granted yet is nobody's: it would be granted to a rank that left.
         lease.cancel()
 
@@ -264,13 +261,25 @@ class RescaledTraining:
         elif self._got.wait(_POLL_BUSY):
             if self._error is not None:
                 raise self._error
+            self._onload()  # not before: the rollout may have the device until now
             self._offered = True
             self._ranks.offer(self._step)
 
     def _carry_out(self, said: Instruction) -> None:
         if said.kind == "move":
+            self._onload()  # what is given to others is read from the device
             with suppress(MoveFailed):  # rank 0 says so
                 self._ranks.move(self._movable, said.before, said.size)
+            if not self._offered:
+                self._offload()
+
+    def _onload(self) -> None:
+        if self._shared.offload and self._movable.has_part:
+            self._trainer.onload()
+
+    def _offload(self) -> None:
+        if self._shared.offload and self._movable.has_part:
+            self._trainer.offload()
 
     def _given(self, said: Instruction) -> Iterator[Any]:
         """Batches that this rank takes part in, from the first one to leaving."""

@@ -379,6 +379,14 @@ def test_limits_of_length_and_the_end_token_of_the_model(build: Build) -> None:
     assert min(len(item.completion) for item in build().generate(shortest)) >= 25
 
 
+def test_an_end_token_beyond_the_vocabulary_is_never_drawn(build: Build) -> None:
+    how = {"max_new_tokens": 12, "min_new_tokens": 6}
+    own = build().generate(requests(6, longest=20, stop_token_ids=(1,), **how))
+    more = build().generate(requests(6, longest=20, stop_token_ids=(1, VOCABULARY + 9), **how))
+    for one, other in zip(own, more, strict=True):
+        assert np.array_equal(one.completion.tokens, other.completion.tokens)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

@@ -97,6 +97,13 @@ def test_a_session_is_the_same_to_the_bit_however_it_is_generated(build: Build) 
         assert same(one, third.completion)
 
 
+def test_a_number_that_was_chosen_is_not_given_out_again(build: Build) -> None:
+    sessions = Sessions(build())
+    chosen = sessions.open([3], seed=0, number=2)
+    assert [sessions.open([3], seed=0).number for _ in range(2)] == [3, 4]
+    assert chosen.number == 2
+
+
 def test_an_interrupted_turn_goes_on_elsewhere_to_the_same_bits(build: Build) -> None:
     whole = talk(Sessions(build(**EXACT)), 3).completion
     sessions = Sessions(build(**EXACT))

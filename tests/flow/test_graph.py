@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from rlinf.errors import ConfigError
@@ -64,6 +66,10 @@ def test_a_circle_outside_a_loop_is_refused():
 
 def test_names_are_unique_and_a_loop_has_two_stages():
     flow = embodied()
+    again = Stage("actor", "fit")
+    with pytest.raises(ConfigError, match="two stages are called 'actor'; give one a key"):
+        flow.stage("again", again)
+    flow.stage("again", replace(again, key="actor.fit"))
     with pytest.raises(ConfigError, match="two nodes are called 'train'"):
         flow.stage("train", Stage("other", "train"))
     with pytest.raises(ConfigError, match="two or more stages"):

@@ -251,6 +251,7 @@ def test_what_cannot_be_executed_is_refused_before_anything_starts(tmp_path, cha
             "rollout.pipeline_stage_num=1",
             r"rollout\.pipeline_stage_num = 1 .*cluster.plan has 2 pipeline stages; drop one",
         ),
+        ("rollout=3", r"rollout = 3 .*must be a section"),
         ("runner.plan=auto", r"runner\.plan = 'auto' .*is now cluster\.plan"),
         ("cluster.plan.version=2", r"cluster\.plan\.version = 2 .*must be 1"),
     ],

@@ -354,3 +354,11 @@ def test_a_demonstration_has_the_replies_of_the_tools(words: Any) -> None:
     tokens, sampled = use.demonstration("<answer>1</answer>")
     assert all(sampled)
     assert use.demonstration("") == ([], [])
+
+
+def test_each_turn_is_scored_as_the_request_asks(words: Any) -> None:
+    for scored in (True, False):
+        talk = Talk(words, "<calc>12+34</calc><answer>46</answer>")
+        (request,) = talk.requests()
+        talk.conversations.generate([replace(request, scored=scored)])
+        assert [turn.scored for turn in talk.engine.taken] == [scored] * 2

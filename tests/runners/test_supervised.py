@@ -266,6 +266,18 @@ def test_a_policy_learns_by_adapters_and_is_left_behind_whole(tmp_path: Path) ->
     assert main(["eval", str(tmp_path / "run"), "--episodes", "4"]) == 0
 
 
+def test_a_run_without_validation_can_be_used(tmp_path: Path) -> None:
+    """Its config holds the section that is of no effect, with its defaults."""
+    recipe = write_cloning(tmp_path)
+    text = recipe.read_text().replace("validation: {interval: 2}\n", "")
+    recipe.write_text(text.replace(", held_out: 2", ""))
+    run_recipe(recipe, tmp_path / "run", "runner.total_steps=2")
+    assert "interval: 50" in (tmp_path / "run" / "config.yaml").read_text()
+    assert main(["resume", str(tmp_path / "run"), "runner.total_steps=3"]) == 0
+    assert len(metrics(tmp_path / "run")) == 3
+    assert main(["eval", str(tmp_path / "run"), "--episodes", "4"]) == 0
+
+
 @pytest.mark.parametrize("objective", ["likelihood", "squared_error"])
 def test_objectives_of_behaviour_cloning(objective: str, tmp_path: Path) -> None:
     recipe = write_cloning(tmp_path)

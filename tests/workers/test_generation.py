@@ -13,6 +13,7 @@ from rlinf.algorithms.config import DAPOConfig
 from rlinf.data.prompts.dataset import Prompt
 from rlinf.data.sequences import PromptGroup, Score
 from rlinf.engines.config import SamplingConfig
+from rlinf.engines.protocol import GenerationRequest
 from rlinf.flow.stream import Item
 from rlinf.workers.generation import GenerationWorker
 from rlinf.workers.group_book import GenerationReport, completion_seed
@@ -143,3 +144,26 @@ def test_a_position_is_drawn_again_so_often_and_keeps_its_last_group(attempts: i
     for group in groups.values():
         seeds = [completion.seed for completion in group.completions]
         assert seeds == [completion_seed(7, group.draw, place) for place in range(GROUP)]
+
+
+def test_log_probs_are_used_in_training_alone() -> None:
+    """An evaluation may draw by filters that an engine cannot score."""
+    made, reward = worker(0, 1), Reward(0)
+    asked: list[bool] = []
+    submit = made._engine.submit
+
+    def note(request: GenerationRequest) -> None:
+        asked.append(request.scored)
+        submit(request)
+
+    made._engine.submit = note
+    sampling = SamplingConfig(max_new_tokens=100, top_p=0.9)
+    for emitted in made.evaluate(
+        reward, prompts=drawn(0, 2), seeds=[[3, 4, 5], [6, 7, 8]], sampling=sampling
+    ):
+        reward.give(emitted.source, emitted.payload)
+    assert asked == [False] * 2 * GROUP
+    asked.clear()
+    stage = made.generate(Reward(0), step=0, positions=2, prompts=drawn(0, 2))
+    next(stage)
+    assert asked == [True] * 2 * GROUP

@@ -177,10 +177,13 @@ class SupervisedRunConfig(PlacedConfig):
                 f"does not divide over {replicas} actor ranks",
                 hint=f"nearest: {join_choices(nearest_multiples(replicas, batch))}",
             )
-        given = self.validation.model_fields_set
+        # By value: the file of a run writes defaults, too.
+        given = [
+            key for key, value in self.validation if value != getattr(ValidationLossConfig(), key)
+        ]
         if given and not self.data.validates:
             yield illegal(
-                f"validation.{sorted(given)[0]}",
+                f"validation.{min(given)}",
                 "nothing validates",
                 hint="write data.held_out, or leave the section out",
             )

@@ -143,6 +143,7 @@ class TrajectoryBuilder:
             "env_ids": self._env_ids,
             "episode_ids": np.stack([step.episode_ids for step in steps]),
             "reset_seeds": np.stack([step.reset_seeds for step in steps]),
+            "final_mask": np.stack([step.final_mask for step in steps]),
         }
 
 

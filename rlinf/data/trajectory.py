@@ -43,6 +43,7 @@ class Trajectory:
         env_ids: [B] int64, global environment numbers.
         episode_ids: [T, B] int64, :data:`NO_EPISODE` in rows that only fill up a joined rollout.
         reset_seeds: [T, B] int64, seed of the episode's initial state.
+        final_mask: [T, B] bool, which ``final_values`` are values; None: those that are not 0.
 
     Raises:
         ValueError: a tensor does not have the shape or dtype above.
@@ -62,8 +63,11 @@ class Trajectory:
     episode_ids: Tensor
     reset_seeds: Tensor
     next_observations: Mapping[str, Tensor] = field(default_factory=dict)
+    final_mask: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if self.final_mask is None:
+            object.__setattr__(self, "final_mask", (self.final_values != 0).any(dim=-1))
         if self.log_probs.ndim != 4:
             raise ValueError(
                 f"log_probs has shape {tuple(self.log_probs.shape)}, expected [T, B, C, A]"
@@ -88,6 +92,7 @@ class Trajectory:
                 "terminations": (steps, envs, chunk),
                 "truncations": (steps, envs, chunk),
                 "valid": rows,
+                "final_mask": rows,
             },
             torch.int64: {
                 "env_ids": (envs,),
@@ -166,12 +171,13 @@ class Trajectory:
         The observations after the last row and after the end of an episode are not kept. Their
         values, where they have one, move by as much as the value of the row before them.
         """
+        assert self.final_mask is not None
         shift = (values - self.values)[..., -1:]
         return replace(
             self,
             values=values,
             final_values=torch.where(
-                self.final_values != 0, self.final_values + shift, self.final_values
+                self.final_mask.unsqueeze(-1), self.final_values + shift, self.final_values
             ),
             bootstrap_values=self.bootstrap_values + shift[-1],
         )
@@ -192,7 +198,7 @@ class Trajectory:
     @classmethod
     def from_tensors(cls, tensors: Mapping[str, Tensor]) -> Trajectory:
         """The inverse of :meth:`to_tensors`; ValueError for other names or shapes."""
-        expected = {each.name for each in fields(cls)} - set(_NAMED)
+        expected = {each.name for each in fields(cls)} - {*_NAMED, "final_mask"}
         plain: dict[str, Tensor] = {}
         named: dict[str, dict[str, Tensor]] = {group: {} for group in _NAMED}
         for key, tensor in tensors.items():
@@ -201,10 +207,10 @@ class Trajectory:
                 named[group][name] = tensor
             else:
                 plain[key] = tensor
-        if plain.keys() != expected:
+        if plain.keys() - {"final_mask"} != expected:
             raise ValueError(
                 f"not a trajectory: missing {sorted(expected - plain.keys())}, "
-                f"unknown {sorted(plain.keys() - expected)}"
+                f"unknown {sorted(plain.keys() - expected - {'final_mask'})}"
             )
         return cls(**named, **plain)  # type: ignore[arg-type]
 

@@ -98,6 +98,20 @@ def test_another_critic_gives_no_end_a_value_that_had_none() -> None:
     torch.testing.assert_close(shifted.bootstrap_values, trajectory.bootstrap_values + 5.0)
 
 
+def test_a_value_of_nothing_is_a_value() -> None:
+    """That of a critic which has learnt nothing yet, whose last layer is 0."""
+    ends = flags(4, 2, [(1, 0), (3, 1)])
+    mask = torch.zeros(4, 2, dtype=torch.bool)
+    mask[1, 0] = mask[3, 1] = True
+    zeros = torch.zeros(4, 2, 1)
+    trajectory = random_trajectory(
+        steps=4, envs=2, truncations=ends, values=zeros, final_values=zeros, final_mask=mask
+    )
+    again = type(trajectory).from_tensors(trajectory.to_tensors())
+    shifted = again.with_values(zeros + 5.0)
+    torch.testing.assert_close(shifted.final_values, 5.0 * mask.unsqueeze(-1))
+
+
 def test_rollouts_that_do_not_fit_are_refused() -> None:
     trajectory = random_trajectory()
     with pytest.raises(ValueError, match="no rollouts"):

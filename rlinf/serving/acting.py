@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from rlinf.errors import ConfigError
 from rlinf.models.policy import ActionSample, Policy, draw_noise, drawn_in_evaluation
 from rlinf.models.policy_weights import load_travelling
 from rlinf.models.vla.instructions import InstructionTable
@@ -71,10 +72,13 @@ class ActingPolicy:
         """Look whether the policy can be told this; from whichever thread.
 
         Raises:
-            RefusedRequestError: It is too long.
+            RefusedRequestError: It is too long, or has a token that stands for a picture.
         """
         for prompts in self._prompts:
-            needed, most = prompts.tokens_of(text)
+            try:
+                needed, most = prompts.tokens_of(text)
+            except ConfigError as error:
+                raise RefusedRequestError(f"`{PROMPT}`: {error.reason}") from error
             if needed > most:
                 raise RefusedRequestError(
                     f"`{PROMPT}` makes {needed} tokens, with what the model is told beside it; "

@@ -229,7 +229,7 @@ def _engine_arguments(
 
 
 def _set_environment(config: VLLMEngineConfig) -> None:
-    """What vLLM reads from the environment; a user's own values stay, an earlier engine's do not."""
+    """What vLLM reads from the environment; values of a user stay, those of another engine not."""
     values = {
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         # Where it starts processes: a copy of this one would have locks of threads that it lacks.

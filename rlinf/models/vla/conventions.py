@@ -108,9 +108,9 @@ class ActionConventions(StrictModel):
 
     def to_model(self, actions: Tensor, model_dim: int, states: Tensor | None = None) -> Tensor:
         """The inverse, [..., C, A] to [..., C, D]; dimensions that the env lacks are 0."""
-        moved = self._moved(actions.clone(), states, -1.0)
+        moved = self._moved(actions, states, -1.0)
         if self.gripper is not None:
-            held = self.gripper
+            held, moved = self.gripper, moved.clone()
             (low, high), (first, second) = held.model_range, held.env_range
             value = moved[..., held.dimension]
             moved[..., held.dimension] = low + (value - first) / (second - first) * (high - low)
@@ -133,5 +133,6 @@ class ActionConventions(StrictModel):
             if states is None:
                 raise ValueError("actions that are deltas need the states they begin at")
             places = list(self.delta_dimensions)
+            actions = actions.clone()  # it may be what training goes on from
             actions[..., places] += sign * states[..., None, places].to(actions)
         return actions

@@ -64,6 +64,7 @@ class InstructionTable(torch.nn.Module):
         super().__init__()
         self._encode, self._limit, self._beside = encode, limit, beside
         self._side, self._free = side, free
+        self._marks: dict[int, int] = {}  # tokens that stand for something else, and how many
         self._known: dict[bytes, tuple[list[int], list[bool]]] = {}
         if free is not None:  # a row that stands for all
             prompts = [free(_EXAMPLE)]
@@ -78,6 +79,7 @@ class InstructionTable(torch.nn.Module):
             raise ConfigError(
                 "the tokenizer gives two tasks the same tokens", key="model.tokenizer"
             )
+        self._prompts = tuple(tokens)
         self._longest = max(map(len, tokens.values())) if free is None else limit - beside
         filled = [self._filled(tokens[text]) for text in prompts]
         rows, masks = [ids for ids, _ in filled], [mask for _, mask in filled]
@@ -109,14 +111,24 @@ class InstructionTable(torch.nn.Module):
         return ids, torch.tensor([mask for _, mask in found], device=self.ids.device)
 
     def tokens_of(self, instruction: str) -> tuple[int, int]:
-        """How many tokens the prompt of an instruction has, and how many it may have. Whoever asks
-        may do so while another thread calls :meth:`forward`."""
+        """How many tokens the prompt of an instruction has, and how many it may have; ConfigError
+        where it has one of pictures. Whoever asks may do so while another thread calls
+        :meth:`forward`."""
         prompt = instruction if self._free is None else self._free(instruction)
-        return len(self._encode(prompt)) + self._beside, self._limit
+        return len(self._encoded(prompt)) + self._beside, self._limit
+
+    def _encoded(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        if any(ids.count(token) != count for token, count in self._marks.items()):
+            raise ConfigError(
+                f"{text!r} has a token in whose place the model reads a picture or the state, and "
+                "which no instruction can have"
+            )
+        return ids
 
     def _within(self, text: str) -> list[int]:
-        """Tokens of a prompt; ConfigError where there are too many."""
-        ids = self._encode(text)
+        """Tokens of a prompt; ConfigError where there are too many, or others than can be."""
+        ids = self._encoded(text)
         needed = len(ids) + self._beside
         if needed > self._limit:
             state = f", {self._beside} of them of the state" if self._beside else ""
@@ -140,19 +152,24 @@ class PicturePrompts(InstructionTable):
 
     _counts: Tensor | None = None
 
-    def show(self, patches: Sequence[int], *, picture: int) -> None:
+    def show(self, patches: Sequence[int], *, picture: int, others: Sequence[int] = ()) -> None:
         """Let the picture token stand for the patches of each picture; ConfigError where the
-        tokenizer does not know this token."""
+        tokenizer does not know this token, or an instruction has it, or one of ``others`` that
+        the model reads something in place of."""
         # Pictures stand before the instructions, and so in the same columns.
         of_pictures = self.ids[0] == picture
-        if int(of_pictures.sum()) != len(patches):
+        counts = {token: (self.ids == token).sum(dim=1) for token in (picture, *others)}
+        self._marks = {token: int(found.min()) for token, found in counts.items()}
+        if self._marks[picture] != len(patches):
             raise ConfigError(
                 f"the tokenizer does not know the token of pictures, {picture}",
                 key="model.tokenizer",
             )
-        counts = torch.ones_like(self.ids[0])
-        counts[of_pictures] = torch.tensor(patches)
-        self._counts = counts
+        for text in self._prompts:
+            self._encoded(text)
+        columns = torch.ones_like(self.ids[0])
+        columns[of_pictures] = torch.tensor(patches)
+        self._counts = columns
         self.ids, self.mask = self._shown(self.ids), self._shown(self.mask)
 
     def _shown(self, columns: Tensor) -> Tensor:

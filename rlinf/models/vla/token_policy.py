@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -42,6 +42,11 @@ class TokenPolicy(VLAPolicy):
     """Has ``width``, ``embed``, ``action_logits``, ``causal`` and ``new_cache`` as
     :class:`~rlinf.models.vla.openvla.network.OpenVLANetwork` has."""
     tokens: ActionTokens
+
+    @property
+    @abstractmethod
+    def vision(self) -> torch.nn.Module:
+        """What reads pictures."""
 
     def __init__(
         self, config: TokenConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0
@@ -100,6 +105,14 @@ class TokenPolicy(VLAPolicy):
         """A uniform number for each token."""
         return {ACTIONS: NoiseSpec((self.chunk, self.action_dim), "uniform")}
 
+    def adapted_layers(self) -> Iterator[str]:
+        """See :meth:`Policy.adapted_layers`; none of what is left as it is."""
+        left = {id(p) for p in self.vision.parameters()} if self._config.freeze_vision else set()
+        for name in super().adapted_layers():
+            if id(self.get_submodule(name).weight) not in left:
+                yield name
+
+    @torch.no_grad()
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:

@@ -155,3 +155,31 @@ def test_a_tokenizer_is_read_from_its_file(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(ConfigError, match="is no tokenizer"):
         read_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "word"),
+    [("gr00t", "<IMG_CONTEXT>"), ("wall_oss", "<|image_pad|>"), ("wall_oss", "<|propri|>")],
+)
+def test_no_instruction_stands_for_a_picture(kind, word):
+    config = REGISTRY.load(kind)(preset="tiny", num_action_chunks=1, denoising_steps=2)
+    told = replace(SHOWN, task_descriptions=("open it", f"open {word} it"))
+    with pytest.raises(ConfigError, match=r"in whose place the model reads a picture"):
+        config.build(told, seed=0)
+    anew = replace(
+        SHOWN,
+        task_descriptions=(),
+        observation_shapes={**SHOWN.observation_shapes, "instruction": (256,)},
+        observation_dtypes={**SHOWN.observation_dtypes, "instruction": "uint8"},
+    )
+    policy = config.build(anew, seed=0)
+    rows = {
+        "main_images": torch.zeros(2, 32, 32, 3, dtype=torch.uint8),
+        "states": torch.zeros(2, 3),
+    }
+    policy.sample(rows | {"instruction": _instructions("open it", "close it")}, None)
+    with pytest.raises(ConfigError, match=r"in whose place the model reads a picture"):
+        policy.sample(rows | {"instruction": _instructions("open it", f"close {word} it")}, None)
+    prompts = [part for part in policy.modules() if isinstance(part, InstructionTable)]
+    with pytest.raises(ConfigError, match=r"in whose place the model reads a picture"):
+        prompts[0].tokens_of(f"close {word} it")

@@ -73,13 +73,18 @@ class _OpenVLA(TokenPolicy):
             else load_network(published, extras, fresh=self._new_parts, seed=seed)
         )
         if config.freeze_vision:
-            self.network.vision_backbone.requires_grad_(False)
+            self.vision.requires_grad_(False)
         self.add_values(config, self.network.width, seed=seed)
 
     def _extras(self, config: OpenVLAConfig) -> Extras:
         return Extras()
 
     _new_parts = False
+
+    @property
+    def vision(self) -> torch.nn.Module:
+        """See :attr:`TokenPolicy.vision`."""
+        return self.network.vision_backbone
 
     def repeated_layers(self) -> list[torch.nn.Module]:
         """Layers of the language model and blocks of the vision transformers."""
@@ -147,6 +152,7 @@ class OpenVLAOFTPolicy(_OpenVLA):
         """See the class above; nothing is drawn where actions are regressed."""
         return {} if self.regresses else self.noise
 
+    @torch.no_grad()
     def sample(
         self, observations: Mapping[str, Tensor], noise: Mapping[str, Tensor] | None
     ) -> ActionSample:

@@ -62,10 +62,15 @@ class QwenVLPolicy(OneByOne):
         )
         refuse_unknown(self.instructions, vocabulary)
         if config.freeze_vision:
-            vision = vision_of(parts.model)
-            assert vision is not None
-            vision.requires_grad_(False)
+            self.vision.requires_grad_(False)
         self.add_values(config, self.network.width, seed=seed)
+
+    @property
+    def vision(self) -> torch.nn.Module:
+        """See :attr:`TokenPolicy.vision`."""
+        found = vision_of(self.network.model)
+        assert found is not None
+        return found
 
     def repeated_layers(self) -> list[torch.nn.Module]:
         """Layers of the language part, and those that read pictures."""

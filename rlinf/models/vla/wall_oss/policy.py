@@ -110,7 +110,8 @@ class WallOSSPolicy(FlowPolicy):
             self.network.vision.grid(self._pixels(torch.zeros(1, *shape, dtype=torch.uint8)))
             for shape in self._picture_shapes(env_spec)
         ]
-        self.prompts.show([rows * columns for rows, columns in grids], picture=picture)
+        patches = [rows * columns for rows, columns in grids]
+        self.prompts.show(patches, picture=picture, others=[size.state_token])
 
     def _prompts(self, config: FlowConfig) -> PicturePrompts:
         assert isinstance(config, WallOSSConfig)

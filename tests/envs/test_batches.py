@@ -191,14 +191,20 @@ def test_rows_that_begin_together_are_closed_beside_one_that_broke(batch):
     assert set(whole) == {8}
 
 
+def assert_one_counts(step, reason: FaultReason) -> None:
+    """What took a whole batch is the fault of one row."""
+    reasons = [fault.reason for fault in step.faults]
+    assert reasons == [reason] + [FaultReason.NOT_REPLAYABLE] * (len(reasons) - 1)
+
+
 def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):
     config = batch("raise", one_in=9, max_fault_rate=1.0)
     steps = [step for (step,) in play(config)]
     hit = [step for step in steps if step.faults]
     assert hit
     for step in hit:
-        assert {fault.reason for fault in step.faults} == {FaultReason.EXCEPTION}
-        assert "the solver diverged" in step.faults[0].detail
+        assert_one_counts(step, FaultReason.EXCEPTION)
+        assert all("the solver diverged" in fault.detail for fault in step.faults)
     assert any(step.valid.all() for step in steps)
 
 
@@ -211,7 +217,7 @@ def test_episodes_beside_a_row_whose_reset_fails_are_closed_with_it(batch):
     for step in hit:
         assert not step.valid.any()
         assert {fault.env for fault in step.faults} == set(range(ENVS))
-        reasons = {fault.reason for fault in step.faults}
+        reasons = {fault.reason for fault in step.faults} - {FaultReason.NOT_REPLAYABLE}
         assert reasons == {FaultReason.NOT_FINITE, FaultReason.EXCEPTION}
     assert any(step.valid.all() for step in steps)
 
@@ -227,10 +233,11 @@ def test_episodes_beside_a_row_whose_reset_fails_are_closed_with_it(batch):
 )
 def test_a_batch_of_another_form_is_malformed(batch, misbehaviour, detail):
     steps = [step for (step,) in play(batch(misbehaviour, one_in=9, max_fault_rate=1.0), rounds=5)]
-    faults = [fault for step in steps for fault in step.faults]
-    assert faults
-    assert {fault.reason for fault in faults} == {FaultReason.MALFORMED}
-    assert re.search(detail, faults[0].detail)
+    hit = [step for step in steps if step.faults]
+    assert hit
+    for step in hit:
+        assert_one_counts(step, FaultReason.MALFORMED)
+    assert re.search(detail, hit[0].faults[0].detail)
     assert any(step.valid.all() for step in steps)
 
 
@@ -247,3 +254,70 @@ def test_a_lost_process_closes_the_episodes_of_its_batch(batch, kind):
         assert len(reasons) == ENVS
         assert not step.valid.any()
     assert any(step.valid.all() for step in steps)
+
+
+MANY = 16  # more than the faults that `max_fault_rate` allows by itself
+
+
+@pytest.mark.parametrize("kind", ["point", "point_batch"])
+def test_a_run_goes_on_in_simulators_that_cannot_be_replayed(point, kind):
+    options = {"replays": False} if kind == "point" else {}
+    config = point(type=kind, processes=1, options=options)
+    still = np.zeros((MANY, CHUNK, 2), np.float32)
+    with SupervisedVectorEnv(config, num_envs=MANY, seed=3) as env:
+        env.reset()
+        env.chunk_step(still)
+        state = env.state_dict()
+    with SupervisedVectorEnv(config, num_envs=MANY, seed=3) as env:
+        env.load_state_dict(state)
+        step = env.chunk_step(still)
+        assert [fault.reason for fault in step.faults] == [FaultReason.NOT_REPLAYABLE] * MANY
+        assert not step.valid.any()
+        assert env.chunk_step(still).valid.all()
+
+
+@pytest.mark.parametrize("kind", ["raise", "crash"])
+def test_a_batch_that_was_lost_once_ends_no_run(batch, kind):
+    with SupervisedVectorEnv(batch(kind, one_in=9), num_envs=MANY, seed=3) as env:
+        env.reset()
+        steps = [env.chunk_step(np.zeros((MANY, CHUNK, 2), np.float32)) for _ in range(4)]
+    assert sum(len(step.faults) for step in steps) >= MANY
+
+
+@pytest.mark.parametrize("kind", ["raise", "crash"])
+def test_every_listed_episode_is_told_once_whatever_is_lost_beside_it(batch, kind):
+    """Also one that ended in the chunk in which its batch was lost."""
+    starts = {seed: np.random.default_rng(seed).uniform(-1, 1, 2) for seed in range(1, 2000)}
+    there = next(seed for seed, start in starts.items() if np.linalg.norm(start) < 0.09)
+    seeds = [there, 5000, *range(5001, 5011)]
+    episodes = list(enumerate(seeds))
+    config = batch(kind, one_in=5000, max_episode_steps=5, max_fault_rate=1.0)
+    still = np.zeros((ENVS, CHUNK, 2), np.float32)
+    with SupervisedVectorEnv(config, num_envs=ENVS, seed=3, episode_seeds=episodes) as env:
+        env.reset()
+        first = env.chunk_step(still)
+        played = list(first.episodes)
+        while not env.exhausted():
+            played += env.chunk_step(still).episodes
+    # A process is lost by the first of its rows.
+    assert len(first.faults) == ENVS - (kind == "raise")
+    assert first.valid.tolist() == [True] + [False] * (ENVS - 1)
+    assert sorted((e.episode_id, e.seed) for e in played) == episodes
+    assert (played[0].episode_id, played[0].episode_len, played[0].success_once) == (0, 1, True)
+
+
+def test_what_follows_a_lost_process_is_not_played_with_old_actions(batch):
+    """Where other rows rest, too, as the list holds no more for them."""
+    episodes = [(number, 30 + number) for number in range(ENVS + 1)]
+    config = batch("crash", one_in=36, max_fault_rate=1.0, max_episode_steps=6)
+    begins = np.random.default_rng(36).uniform(-1, 1, 2).astype(np.float32)
+    with SupervisedVectorEnv(config, num_envs=ENVS, seed=3, episode_seeds=episodes) as env:
+        env.reset()
+        steps = []
+        while not env.exhausted():
+            steps.append(env.chunk_step(np.ones((ENVS, CHUNK, 2), np.float32)))
+    lost = [step for step in steps if step.faults]
+    assert len(lost) > 1
+    for step in lost[:-1]:
+        assert np.array_equal(step.observations["states"][0], begins)
+        assert not step.rewards.any()

@@ -385,3 +385,21 @@ def test_a_process_that_is_replaced_for_its_memory_is_no_faulty_episode(point):
     assert set(found) == {FaultReason.MEMORY}
     assert episodes
     assert all(episode.valid for episode in episodes)
+
+
+def test_no_listed_episode_is_forgotten_where_a_process_is_replaced_for_its_memory(point):
+    """Though simulators that cannot be replayed lose what runs in it."""
+    options = {"replays": False}
+    config = point("leak", at_step=1, memory_limit_mb=200, processes=1, options=options,
+                   max_episode_steps=3)  # fmt: skip
+    episodes = [(number, 100 + number) for number in range(12)]
+    with SupervisedVectorEnv(config, num_envs=2, seed=3, episode_seeds=episodes) as env:
+        env.reset()
+        played, reasons = [], []
+        while not env.exhausted():
+            step = env.chunk_step(np.zeros((2, CHUNK, 2), np.float32))
+            reasons += [fault.reason for fault in step.faults]
+            played += step.episodes
+    assert FaultReason.MEMORY in reasons
+    assert sorted((e.episode_id, e.seed) for e in played) == episodes
+    assert all(e.valid for e in played)

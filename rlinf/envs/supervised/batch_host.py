@@ -62,7 +62,9 @@ class BatchHost(EnvHost):
         stage = self._stage_of(pending[0])
         self._progress[0] = pending[0]
         try:
-            self._run_stage(stage, chunk)
+            # Of a batch that was lost with its process, those that rest are pending alone.
+            if self._block["active"][pending].any():
+                self._run_stage(stage, chunk)
         except EnvSideFault as fault:
             self._lose_batch(stage, fault)
         self._block["done_sequence"][pending] = sequence
@@ -85,10 +87,15 @@ class BatchHost(EnvHost):
                 reason = FaultReason(entry["broken"][0]) if broken else FaultReason.NOT_REPLAYABLE
                 detail = entry["broken"][1] if broken else "its batch was lost with its process"
                 fault = EnvSideFault(reason, detail)
-                if begun:
+                ended = in_flight is not None and block["final"][row] and block["steps"][row]
+                recorded = in_flight is None and block["recorded"][row] and not block["steps"][row]
+                if ended:  # in this chunk, and was to begin anew at its end
+                    pass
+                elif begun and not recorded:
                     self._invalidate(row, fault, known=broken)
-                elif broken:  # lost in a reset: the chunk before it stays what it was
-                    self._episodes.note_fault(row, fault, known=True)
+                elif broken or recorded:
+                    # Lost in a reset, or behind it: the chunk before it stays what it was.
+                    self._episodes.note_fault(row, fault, known=broken)
                 if in_flight is not None:
                     block["done_sequence"][row] = in_flight
             self._start_episodes(stage, np.array(lost, np.int64))
@@ -240,16 +247,16 @@ class BatchHost(EnvHost):
         rows = self._stages[stage]
         running = rows[self._block["status"][rows] == Status.RUNNING]
         lost = np.setdiff1d(running, begun)
-        for row in lost.tolist():
-            self._invalidate(row, fault)
+        self._invalidate_together(lost, fault)
         return np.array([row for row in lost.tolist() if self._episodes.enter_next(row)], np.int64)
 
     def _lose_batch(self, stage: int, fault: EnvSideFault) -> None:
         """Close every episode of a batch whose simulator raised, and build it anew."""
         rows = self._stages[stage]
-        lost = rows[self._block["status"][rows] == Status.RUNNING]
-        for row in lost.tolist():
-            self._invalidate(row, fault)
+        # Those that ended in the chunk are at rest until its end.
+        running = (self._block["status"][rows] == Status.RUNNING) & ~self._block["final"][rows]
+        lost = rows[running]
+        self._invalidate_together(lost, fault)
         self._batches[stage] = self._rebuilt(self._batches[stage])
         self._begin_next(stage, lost.tolist())
 
@@ -258,6 +265,13 @@ class BatchHost(EnvHost):
             guarded(batch.close)
         self._progress[1] += 1
         return guarded(self._make_batch, batch.num_envs)
+
+    def _invalidate_together(self, rows: np.ndarray, fault: EnvSideFault) -> None:
+        """Close episodes that one fault took, which counts once."""
+        detail = f"its batch was lost by {fault.reason.value} in another row: {fault.summary}"
+        for place, row in enumerate(rows.tolist()):
+            beside = EnvSideFault(FaultReason.NOT_REPLAYABLE, detail)
+            self._invalidate(row, beside if place else fault)
 
     def _invalidate(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
         """Close the episode of a row as faulty; nothing of its chunk counts."""

@@ -301,10 +301,12 @@ class EnvHost:
     def _give_up(self, row: int, fault: EnvSideFault, entry: dict[str, Any]) -> None:
         """Go on with another episode in a row that cannot be restored."""
         block, lost = self._block, "broken" in entry
-        if lost and not block["begun"][row]:
-            # Lost in a reset: the chunk before it stays what it was.
-            self._episodes.fails_to_begin(row, fault)
-            self._close_episode(row, fault, known=True)
+        unbegun = lost and not block["begun"][row]
+        if unbegun or (block["recorded"][row] and not block["steps"][row]):
+            # Lost in a reset, or behind it: the chunk before it stays what it was.
+            if unbegun:
+                self._episodes.fails_to_begin(row, fault)
+            self._close_episode(row, fault, known=lost)
             self._begin_episode(row)
         else:
             block["acted_episode"][row] = block["episode_id"][row]
@@ -317,7 +319,8 @@ class EnvHost:
     def _rebuild(self, row: int, state: np.ndarray | None) -> None:
         """Bring a new env to where the old one was: by its state, or by replaying its actions."""
         env, block = self._envs[row], self._block
-        if state is None and not env.replayable:
+        begins = not block["steps"][row]
+        if state is None and not env.replayable and not begins:
             raise EnvSideFault(
                 FaultReason.NOT_REPLAYABLE,
                 "the env had to be built anew, and this simulator's actions must not be repeated",
@@ -326,6 +329,9 @@ class EnvHost:
         observation, _ = answered(_RESET, env.reset, seed=int(block["seed"][row]))
         if state is not None:
             guarded(env.set_state, decode_tree(state.tobytes()))
+            return
+        if begins and not env.replayable:  # nothing is repeated
+            self._observations.write(self._with_task(observation, row), row)
             return
         for action in block["log"][row, : int(block["steps"][row])].copy():
             observation = self._step_env(env, action, blind=False)[0]

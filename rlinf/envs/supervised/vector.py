@@ -288,7 +288,8 @@ class SupervisedVectorEnv(VectorEnv):
             reason = FaultReason(fault["reason"])
             noted = EnvFault(env, reason, fault["detail"], fault["episode"])
             self._faults.append(noted)
-            sound = reason is FaultReason.MEMORY  # its episode goes on
+            # An episode goes on that was lost for memory; what was lost with it has its own cause.
+            sound = reason in (FaultReason.MEMORY, FaultReason.NOT_REPLAYABLE)
             if not sound and not (self.config.leave_out_failing_tasks and fault["never_began"]):
                 self._watch.note_fault(noted)
             if row >= 0 and row // (self.num_envs // self.stages) not in self._in_flight:

@@ -138,9 +138,7 @@ def _check_acts(subject: PolicySubject) -> str:
         require(tuple(found.shape) == shape, f"{name} {tuple(found.shape)}, expected {shape}")
         require(found.dtype == torch.float32, f"{name} are {found.dtype}, expected float32")
         require(found.isfinite().all(), f"{name} are not finite")
-        require(
-            not found.requires_grad, f"{name} have a graph of gradients, though acting"
-        )
+        require(not found.requires_grad, f"{name} have a graph of gradients, though acting")
     low, high = torch.tensor(spec.action_low), torch.tensor(spec.action_high)
     inside = (sample.actions >= low) & (sample.actions <= high)
     require(inside.all(), "actions leave the box of the environment")

@@ -123,12 +123,16 @@ def record_episodes(
         low, high = (np.asarray(bound, np.float32) for bound in
                      (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
         observations = env.reset()
-        waiting: list[np.ndarray] = []
+        # Of each env its chunk, and how many actions of it are left.
+        chunks: np.ndarray | None = None
+        left = np.zeros(count, np.int64)
         while not env.exhausted() and not (stop is not None and stop.is_set()):
-            if not waiting:
-                chunk = act(observations)
-                waiting = [chunk[:, step] for step in range(chunk.shape[1])]
-            actions = np.clip(waiting.pop(0), low, high)
+            if chunks is None or not left.all():
+                given, empty = np.asarray(act(observations)), left == 0
+                chunks = given if chunks is None else np.where(empty[:, None, None], given, chunks)
+                left[empty] = given.shape[1]
+            actions = np.clip(chunks[np.arange(count), chunks.shape[1] - left], low, high)
+            left -= 1
             executed = actions
             if noise:
                 drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
@@ -138,8 +142,7 @@ def record_episodes(
             for fault in step.faults:
                 why = fault.summary
                 log.warning("an episode is left out (%s): %s", fault.reason.value, why)
-            if step.episodes:
-                waiting = []  # the rest of a chunk was meant for an episode that is over
+            left[step.final_mask | ~step.valid] = 0  # the rest was meant for what is over
             observations = step.observations
         spec = env.env_spec.of_present()
     return spec, [kept[number] for number, _ in episodes if number in kept]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -55,6 +56,15 @@ class EnvSpec:
         if self.action_kind != "discrete":
             return None
         return tuple(int(high) + 1 for high in self.action_high)
+
+    @property
+    def task_names(self) -> tuple[str, ...]:
+        """One of each task, to report by: its words, with its number where they are of several."""
+        counts = Counter(self.task_descriptions)
+        return tuple(
+            f"{text} (task {number})" if counts[text] > 1 else text
+            for number, text in enumerate(self.task_descriptions)
+        )
 
     @property
     def observation_steps(self) -> int:

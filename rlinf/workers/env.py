@@ -115,7 +115,7 @@ class EnvWorker(StageWorker):
         env, steps = self._vectors["train"], self._config.chunk_steps
         auto_reset = self._config.auto_reset
         spec = env.env_spec
-        report = RolloutReport(tasks=spec.task_descriptions, chain_length=spec.chain_length)
+        report = RolloutReport(tasks=spec.task_names, chain_length=spec.chain_length)
         builders = [
             TrajectoryBuilder(
                 self._env_ids(env, stage),
@@ -166,7 +166,7 @@ class EnvWorker(StageWorker):
         """
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
-        tasks, rate = env.env_spec.task_descriptions, env.env_spec.control_rate
+        tasks, rate = env.env_spec.task_names, env.env_spec.control_rate
         report = EvaluationReport(
             frames=[[] for _ in filmed],
             frame_rate=None if rate is None else rate / self._config.model.num_action_chunks,
@@ -190,8 +190,10 @@ class EnvWorker(StageWorker):
                 time=times[stage],
                 act=not env.exhausted(stage),
             )
+            size = env.num_envs // self._stages
             for number in filmed:
-                report.frames[number].append(env.render(number))
+                if number // size == stage:
+                    report.frames[number].append(env.render(number))
             yield self._emit("observations", stage, batch)
         return report
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -161,3 +162,38 @@ def test_held_out_episodes_are_the_last() -> None:
     assert held_out.rows().tolist() == [5]
     with pytest.raises(ConfigError, match="nearest: 2"):
         whole.split(3)
+
+
+def test_a_chunk_is_executed_whatever_ends_beside_it(point: Callable[..., EnvConfig]) -> None:
+    starts = {seed: np.random.default_rng(seed).uniform(-1, 1, 2) for seed in range(1, 2000)}
+    there = next(seed for seed, start in starts.items() if np.linalg.norm(start) < 0.09)
+    chunk = np.repeat(np.float32([[0.01], [0.02], [0.03], [0.04]]), 2, axis=1)
+
+    def act(observations: dict[str, np.ndarray]) -> np.ndarray:
+        return np.tile(chunk, (len(observations["states"]), 1, 1))
+
+    config = point(processes=1, max_episode_steps=9)
+    _, (alone,) = record_episodes(config, lambda spec: act, [(0, 5)], num_envs=1)
+    _, beside = record_episodes(config, lambda spec: act, [(0, there), (1, 5)], num_envs=2)
+    assert len(beside[0].actions) == 1
+    assert np.array_equal(alone.actions, np.tile(chunk, (3, 1))[:9])
+    assert np.array_equal(alone.actions, beside[1].actions)
+
+
+def test_tasks_with_equal_words_are_told_apart() -> None:
+    spec = _spec_with("open the drawer", "close it", "open the drawer")
+    assert spec.task_names == ("open the drawer (task 0)", "close it", "open the drawer (task 2)")
+    assert _spec_with("open the drawer", "close it").task_names == ("open the drawer", "close it")
+
+
+def _spec_with(*tasks: str) -> EnvSpec:
+    return EnvSpec(
+        observation_shapes={"states": (2,)},
+        observation_dtypes={"states": "float32"},
+        action_kind="continuous",
+        action_dim=1,
+        action_low=(-1.0,),
+        action_high=(1.0,),
+        task_descriptions=tasks,
+        max_episode_steps=8,
+    )

@@ -43,8 +43,10 @@ def test_a_checkpoint_is_written_for_the_time_that_has_passed(tmp_path):
     assert len({path.name for path in run.glob("checkpoints/step_*")}) == len(metrics(run))
 
 
-def test_a_video_lasts_as_long_as_its_episodes(tmp_path):
+@pytest.mark.parametrize("stages", [1, 2])
+def test_a_video_lasts_as_long_as_its_episodes(tmp_path, stages):
     words = [
+        f"rollout.pipeline_stage_num={stages}",
         "env.train.options={id: 'tests.runners.odd_envs:Seen-v0', render_mode: rgb_array}",
         "runner.total_env_steps=128",
         "model.num_action_chunks=2",
@@ -53,7 +55,9 @@ def test_a_video_lasts_as_long_as_its_episodes(tmp_path):
     recipe = str(write_recipe(tmp_path))
     finish("train", recipe, f"runner.output_dir={tmp_path}", *words)
     (video,) = tmp_path.rglob("*.mp4")
-    assert next(imageio_ffmpeg.read_frames(str(video)))["fps"] == 5  # a picture for each chunk
+    told, *frames = imageio_ffmpeg.read_frames(str(video))
+    assert told["fps"] == 5  # a picture for each chunk
+    assert len(frames) == 13  # 25 steps in chunks of two actions, two episodes side by side
 
 
 def test_what_cannot_be_drawn_has_no_video_and_one_line_says_why(tmp_path, caplog):

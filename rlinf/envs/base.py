@@ -206,6 +206,10 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
         """Continue from ``state``; called after a reset with the seed of the same episode."""
         raise NotImplementedError
 
+    def discard(self) -> None:
+        """Close after a fault; nothing of it may be left to other envs of the process."""
+        self.close()
+
 
 @dataclass(frozen=True)
 class BatchStep:

@@ -159,6 +159,12 @@ class LiberoEnv(SimulatorEnv):
         """Give the simulator back to the process."""
         self._give_back()
 
+    def discard(self) -> None:
+        """See :meth:`SimulatorEnv.discard`."""
+        lost, self._simulator = self._simulator, None
+        if lost is not None:
+            lost.close()
+
     @property
     def _present(self) -> _Simulator:
         if self._simulator is None:

@@ -380,3 +380,18 @@ assert type(theirs) is Rotation
 
 def test_an_env_process_starts_without_scipy_and_metaworld_has_it_when_it_asks():
     subprocess.run([sys.executable, "-c", WITHOUT_SCIPY], check=True)
+
+
+def test_after_a_fault_another_painter_draws() -> None:
+    """The envs of a process share one, which a lost graphics card leaves useless."""
+    options = MetaWorldOptions(task="reach-v3")
+    env, beside = MetaWorldEnv(options), MetaWorldEnv(options)
+    env.reset(seed=0)
+    painter = env._task._shared.painter(effects=False)
+    beside.reset(seed=0)
+    beside.close()
+    assert env._task._shared.painter(effects=False) is painter
+    env.discard()
+    again = MetaWorldEnv(options)
+    again.reset(seed=0)
+    assert again._task._shared.painter(effects=False) is not painter

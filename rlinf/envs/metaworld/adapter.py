@@ -204,6 +204,11 @@ class MetaWorldEnv(SimulatorEnv):
         for task in self._tasks.values():
             task.close()
 
+    def discard(self) -> None:
+        """See :meth:`SimulatorEnv.discard`."""
+        for task in self._tasks.values():
+            task.discard()
+
     def _task_of(self, index: int) -> Any:
         """The task of a number, built when it is first played."""
         from rlinf.envs.metaworld.task import MetaWorldTask

@@ -63,6 +63,12 @@ class _SharedModel:
             self._painters[effects] = Painter(self.model, effects=effects)
         return self._painters[effects]
 
+    def forget_painters(self) -> None:
+        """Draw the next picture in a new graphics context."""
+        for painter in self._painters.values():
+            painter.close()
+        self._painters.clear()
+
     def place(self, owner: Any, body_pos: np.ndarray, site_pos: np.ndarray) -> None:
         """Put the positions of ``owner`` into the model."""
         self.body_pos[:], self.site_pos[:] = body_pos, site_pos
@@ -347,6 +353,11 @@ class MetaWorldTask:
     def close(self) -> None:
         """Release the simulation."""
         self._env.close()
+
+    def discard(self) -> None:
+        """Release it, and what draws it, too."""
+        self.close()
+        self._shared.forget_painters()
 
     def _enter(self) -> None:
         if self._shared.owner is not self:

@@ -162,7 +162,8 @@ class EnvHost:
     def close(self) -> None:
         """Close every env; one that cannot does not keep the others open."""
         for env in self._envs.values():
-            _close_env(env)
+            with contextlib.suppress(EnvSideFault):
+                guarded(env.close)
 
     def _pending(self, rows: Sequence[int], sequence: int) -> np.ndarray:
         """The rows that have not completed this command, which is sent again after a crash."""
@@ -294,7 +295,8 @@ class EnvHost:
 
     def _close_episode(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
         self._episodes.note_fault(row, fault, known=known)
-        _close_env(self._envs[row])
+        with contextlib.suppress(EnvSideFault):
+            guarded(self._envs[row].discard)
         self._progress[1] += 1
         self._envs[row] = guarded(self._make)
 
@@ -348,8 +350,3 @@ def _part(rows: np.ndarray) -> slice | np.ndarray:
     if not len(rows) or rows[-1] - rows[0] + 1 != len(rows):
         return rows
     return slice(int(rows[0]), int(rows[-1]) + 1)
-
-
-def _close_env(env: SimulatorEnv) -> None:
-    with contextlib.suppress(EnvSideFault):
-        guarded(env.close)

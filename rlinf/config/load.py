@@ -163,6 +163,7 @@ class _Layers:
             if f"{key}.".startswith(f"{written}." if written else ""):
                 self._make_room(key, data)
         for key, value in _flatten(data):
+            _refuse_placeholder(key, value, Source(where, lines.get(key)))
             old = OmegaConf.select(self.config, key)
             if not isinstance(value, Mapping):
                 self._forget_below(key)
@@ -209,7 +210,8 @@ class _Layers:
         if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(data, list):
             OmegaConf.update(self.config, key, None)  # see add
         OmegaConf.update(self.config, key, data, merge=True, force_add=True)
-        for below, _ in _flatten({key: data}):
+        for below, value in _flatten({key: data}):
+            _refuse_placeholder(below, value, Source(COMMAND_LINE))
             self.sources[below] = Source(COMMAND_LINE)
 
     def remove(self, key: str, where: str) -> None:
@@ -253,6 +255,12 @@ class _Layers:
                 f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is {what}; give it as "
                 f"a whole: {section}=…{hint}"
             )
+
+
+def _refuse_placeholder(key: str, value: Any, source: Source) -> None:
+    """OmegaConf would keep what the layers before said."""
+    if isinstance(value, str) and value == "???":
+        raise ConfigError(f"{source}: `{key}`: `???` stands for a value that is missing; give one")
 
 
 def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:

@@ -65,6 +65,9 @@ def reason(
     """
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
+        last = details["loc"][-1]
+        if isinstance(last, str) and "." in last:
+            return _dotted(last, value)
         return _unknown_key(model_class, key, data)
     if kind == "missing":
         field = _field(model_class, key, data)
@@ -133,6 +136,13 @@ def show(value: Any) -> str:
         value = list(value)
     text = f"'{value}'" if isinstance(value, str) else str(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _dotted(name: str, value: Any) -> str:
+    text = show(value)
+    for part in reversed(name.split(".")):
+        text = f"{{{part}: {text}}}"
+    return f"a key with dots is one name in a file; write `{text[1:-1]}`"
 
 
 def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> str:

@@ -127,6 +127,7 @@ class Trainer:
                 section=prefix,
                 optim=own.get(name, f"{section if POLICY in modules else prefix}.optim"),
                 directory=failure_directory if ranks.rank == 0 else None,
+                tells=ranks.rank == 0,
             )
             for name, prefix in self._prefixes.items()
         }

@@ -76,18 +76,25 @@ class EmptyPhases:
 class SkippedUpdates:
     """Counts updates without a finite loss and gradient, and stops the run where more than the
     bound are skipped in a phase, or in a row, as spoilt weights do with few updates in each;
-    ``optim`` is the key of the optimizer's settings.
+    ``optim`` is the key of the optimizer's settings. One that ``tells`` warns of the first.
 
     Attributes:
         in_a_row: Skipped since the last one that was applied; part of a checkpoint.
     """
 
     def __init__(
-        self, *, bound: int, section: str, optim: str, directory: Path | None = None
+        self,
+        *,
+        bound: int,
+        section: str,
+        optim: str,
+        directory: Path | None = None,
+        tells: bool = True,
     ) -> None:
         self._bound, self._section, self._directory = bound, section, directory
         self._optim = optim
         self.in_a_row = 0
+        self._tells = tells
 
     def note(self, updates: Sequence[Update], batch: Batch, *, step: int) -> None:
         """Count the last of the updates of a phase, on a global batch; a RunFailure where too many
@@ -98,6 +105,17 @@ class SkippedUpdates:
         if last.outcome != "skipped":
             return
         self.in_a_row += 1
+        if self._tells:
+            self._tells = False  # the first one; the metric counts the others
+            log.warning(
+                "%s: an update of training phase %d was skipped, as its loss or gradient is not "
+                "finite; the run goes on while no more than %d in a row are, and %s/skipped_updates "
+                "counts them.",
+                self._section,
+                step,
+                self._bound,
+                self._section,
+            )
         in_phase = sum(update.outcome == "skipped" for update in updates)
         if max(in_phase, self.in_a_row) <= self._bound:
             return

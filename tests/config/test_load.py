@@ -162,6 +162,12 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({}, ["quickstart", "seed=\udcff"], ["command line: seed", "not a YAML value"]),
         ({}, ["quickstart", "a={b:1}"], ["command line: a", "`b:1` needs a space"]),
         ({}, ["quickstart", "a={b: 1, b: 2}"], ["command line: a", "`b` is given twice"]),
+        (
+            {"r.yaml": "base: quickstart\nmodel:\n  type: ???\n"},
+            ["r.yaml"],
+            ["r.yaml line 3", "`model.type`", "`???` stands for a value that is missing"],
+        ),
+        ({}, ["quickstart", "seed=???"], ["command line: `seed`", "give one"]),
         ({}, ["quickstart", "a=[{b: {c: 1, c: 1}}]"], ["command line: a", "`c` is given twice"]),
         ({"r.yaml": "a: {b: {c:d}}\n"}, ["r.yaml"], ["`c:d` needs a space", "line 1"]),
         ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),

@@ -19,6 +19,10 @@ from tests.config.sample import GOOD, Recipe
 @pytest.mark.parametrize(
     ("change", "line"),
     [
+        (
+            {"optimizer.learning_rate": 0.1},
+            "a key with dots is one name in a file; write `optimizer: {learning_rate: 0.1}`",
+        ),
         ({"sed": 1}, "sed = 1: the config has no key `sed`; did you mean `seed`?"),
         (
             {"gae_lambda": 0.9},

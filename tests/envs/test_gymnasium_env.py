@@ -108,7 +108,7 @@ def test_an_observation_of_another_space_is_malformed(space, shown, message, mon
     assert fault.value.reason is FaultReason.MALFORMED
 
 
-@pytest.mark.parametrize("said", [float("nan"), "no", np.zeros(2), [[1], [1, 2]]])
+@pytest.mark.parametrize("said", [float("nan"), "no", 0.3, 2, np.zeros(2), [[1], [1, 2]]])
 def test_a_success_that_is_neither_true_nor_false_is_malformed(said, monkeypatch):
     env = build(PLAIN, spaces.Discrete(2), success_key="is_success")
     fine = [(np.bool_(True), True), (0, False), (np.array(1.0), True), (np.array([True]), True),

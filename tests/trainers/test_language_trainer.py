@@ -184,7 +184,7 @@ def test_phases_in_a_row_without_anything_to_train_on_are_warned_of_once(caplog)
 
 
 @pytest.mark.parametrize("column", ["advantages", "log_probs"])
-def test_an_update_that_is_not_finite_is_skipped(column):
+def test_an_update_that_is_not_finite_is_skipped(column, caplog):
     batch = prepared()
     spoilt = getattr(batch, column).clone()
     spoilt[3, 0] = torch.nan
@@ -195,6 +195,9 @@ def test_an_update_that_is_not_finite_is_skipped(column):
     assert math.isfinite(metrics["actor/loss"])  # of the updates that were applied
     assert math.isfinite(metrics["actor/grad_norm"])
     assert all(tensor.isfinite().all() for tensor in weights_of(one).values())
+    one.train(replace(batch, **{column: spoilt}), 1)
+    assert caplog.text.count("actor: an update of training phase 0 was skipped") == 1
+    assert caplog.text.count("skipped") == 2  # once, with the metric
 
 
 def test_too_many_skipped_updates_end_the_run_with_the_batch_kept(tmp_path):

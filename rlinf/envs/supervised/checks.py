@@ -89,7 +89,7 @@ def checked_reward(reward: Any) -> float:
 
 def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
     """An entry of the info that is true or false, false where there is none; an EnvSideFault where
-    it is something else: a text and NaN would count as true."""
+    it is something else: a text, NaN and a fraction of success would count as true."""
     value = info.get(name, False)
     if value is False or value is None:  # nearly always
         return False
@@ -97,7 +97,7 @@ def checked_flag(name: str, info: Mapping[str, Any]) -> bool:
         return bool(value)
     try:
         found = np.asarray(value)
-        fits = found.size == 1 and found.dtype.kind in "bifu" and bool(np.isfinite(found).all())
+        fits = found.size == 1 and found.dtype.kind in "bifu" and bool(np.isin(found, (0, 1)).all())
     except Exception:  # noqa: BLE001 - an object of any kind
         fits = False
     if not fits:

@@ -51,6 +51,10 @@ class StrictModel(BaseModel):
     code_files: ClassVar[frozenset[str]] = frozenset()
     """Keys whose text names something in a Python file, ``FILE.py:NAME``, or in a module."""
 
+    def own_modules(self) -> Mapping[str, Path]:
+        """Files of modules that are the user's own and decide what the section means, by name."""
+        return {}
+
     def unwritten(self, key: str) -> Any:
         """What a key is where it is not written."""
         return (

@@ -24,7 +24,9 @@ Fingerprint = Mapping[str, str]
 
 
 def named_files(config: StrictModel) -> Iterator[tuple[str, Path]]:
-    """Yield the dotted keys of all that a configuration reads from the disk, with the path."""
+    """Yield the dotted keys of all that a configuration reads from the disk, with the path; of a
+    module of the user's own it is ``SECTION.module NAME``."""
+    yield from ((f"module {name}", path) for name, path in config.own_modules().items())
     for name in type(config).model_fields:
         if name in config.not_read:
             continue

@@ -66,9 +66,8 @@ def reason(
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         last = details["loc"][-1]
-        if isinstance(last, str) and "." in last:
-            return _dotted(last, value)
-        return _unknown_key(model_class, key, data)
+        dotted = isinstance(last, str) and "." in last
+        return _dotted(str(last), value) if dotted else _unknown_key(model_class, key, data)
     if kind == "missing":
         field = _field(model_class, key, data)
         return required(field.description if field is not None else None)

@@ -137,6 +137,12 @@ class Simulator:
         return False
 
     @classmethod
+    def modules(cls, options: Any) -> tuple[str, ...]:
+        """Modules that these options name, in which the task itself may be written."""
+        del options
+        return ()
+
+    @classmethod
     def check(cls, options: Any, max_episode_steps: int) -> None:
         """Refuse options that cannot work, without importing the simulator.
 

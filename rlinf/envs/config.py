@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import importlib.util
 import math
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import Annotated, Any, Self
 
 import pydantic
@@ -172,6 +174,13 @@ class EnvConfig(StrictModel):
         finally:
             process.close()
 
+    def own_modules(self) -> dict[str, Path]:
+        """See :meth:`StrictModel.own_modules`: of adapter and task, unless a package has them."""
+        adapter = REGISTRY.load(self.type)
+        names = (adapter.__module__, *adapter.modules(self.adapter_options))
+        found = {name: _own_file(name) for name in names if not name.startswith("rlinf.")}
+        return {name: path for name, path in found.items() if path is not None}
+
     @property
     def interpreter(self) -> str | None:
         """Interpreter of the env processes, None for this one.
@@ -189,6 +198,19 @@ class EnvConfig(StrictModel):
         if REGISTRY.load(self.type).draws_by_mujoco(self.adapter_options):
             renderer = {"MUJOCO_GL": mujoco_renderer(python)}
         return {**ONE_THREAD, **renderer, **variables(self.type, python), **self.variables}
+
+
+def _own_file(module: str) -> Path | None:
+    """The file of a module that is there, and no package installed it."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError):
+        return None
+    origin = None if spec is None else spec.origin
+    if origin is None or not origin.endswith(".py"):
+        return None
+    path = Path(origin)
+    return None if {"site-packages", "dist-packages"} & set(path.parts) else path
 
 
 def _why_lost(lost: ProcessLostError, python: str) -> str:

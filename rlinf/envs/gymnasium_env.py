@@ -145,6 +145,12 @@ class GymnasiumEnv(SimulatorEnv):
         return known is not None and ".mujoco" in str(known.entry_point)
 
     @classmethod
+    def modules(cls, options: Any) -> tuple[str, ...]:
+        """That of ``module:Name-v0``."""
+        module, colon, _ = str(getattr(options, "id", "")).partition(":")
+        return (module,) if colon else ()
+
+    @classmethod
     def check(cls, options: GymnasiumOptions, max_episode_steps: int) -> None:
         """Refuse an id that is not registered, or whose module does not exist.
 

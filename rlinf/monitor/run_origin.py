@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from rlinf.errors import ConfigError
 log = logging.getLogger(__name__)
 
 ORIGIN_FILE = "origin.json"
+_OTHER = "%s: %s is not what the run began with"
 _SHOWN = 3
 
 
@@ -71,14 +73,11 @@ class Origin:
         Raises:
             ConfigError: One differs or is gone, by key.
         """
-        for key, path in named_files(config):
-            if key not in self.files or not f"{key}.".startswith(f"{section}." if section else ""):
-                continue
-            changed = _changes(self.files[key], _read(key, path))
+        for key, path, changed in self._other_files(config, section):
             code = path.suffix == ".py"
-            if changed and code and changed_code:
-                log.warning("%s: %s is not what the run began with", key, path)
-            elif changed:
+            if code and changed_code:
+                log.warning(_OTHER, key, path)
+            else:
                 instead = ", go on with what is in them now: --changed-code," if code else ","
                 more = f" and {len(changed) - _SHOWN} more" if len(changed) > _SHOWN else ""
                 raise ConfigError(
@@ -86,6 +85,20 @@ class Origin:
                     f"Put those files back{instead} or begin a new run",
                     key=key,
                 )
+
+    def tell_other_files(self, config: StrictModel, *, section: str) -> None:
+        """Warn of files of a section that are not those of the beginning."""
+        for key, path, _ in self._other_files(config, section):
+            log.warning(_OTHER, key, path)
+
+    def _other_files(
+        self, config: StrictModel, section: str
+    ) -> Iterator[tuple[str, Path, list[str]]]:
+        for key, path in named_files(config):
+            if key not in self.files or not f"{key}.".startswith(f"{section}." if section else ""):
+                continue
+            if changed := _changes(self.files[key], _read(key, path)):
+                yield key, path, changed
 
     def refuse_other_config(
         self, config: StrictModel, changeable: Sequence[str], *, why: str
@@ -99,7 +112,8 @@ class Origin:
         """
         data = to_data(config)
         for key in self.files:
-            _put(data, key, _value(self.config, key))
+            with suppress(KeyError):  # a module is no value
+                _put(data, key, _value(self.config, key))
         old, new = dict(leaves(self._completed(config))), dict(leaves(data))
         changed = [
             f"{key} = {new.get(key)} (it was {old.get(key)})"

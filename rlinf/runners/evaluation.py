@@ -339,6 +339,8 @@ def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> P
     origin.refuse_other_files(config, section="model")
     # What its tools reply is part of what is evaluated, and may be mended.
     origin.refuse_other_files(config, section="rollout", changed_code=True)
+    for section in ("env", "reward", "data.files.validation"):
+        origin.tell_other_files(config, section=section)
     return config
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,8 +31,13 @@ from rlinf.flow.stream import Item
 from rlinf.runners.task import Task, worker_class
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.cluster_config import ClusterConfig
+from rlinf.scheduler.errors import WaitTimeout
 from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
+log = logging.getLogger(__name__)
+
+_HANDOVER_SECONDS = 30.0
+"""For receivers to take weights, after which it is told that they do not."""
 _PATIENCE_SECONDS = 5.0
 """For workers to close after a failure."""
 _INTERRUPT_SECONDS = 1.0
@@ -396,13 +402,40 @@ class WeightHandover:
         def receive() -> int:
             try:
                 received = self._receive()
-                sent.wait()
-                version = received.wait()[0]
-                if not hasattr(version, "__index__"):
-                    kind = type(version).__name__
-                    raise RunFailure(f"receive_weights() returns {kind}, and no version, an int")
-                return int(version)
+                given = sent.wait()[0]
+                return _arrived(given, self._versions(received))
             finally:
                 taken.set()
 
         return receive
+
+    @staticmethod
+    def _versions(received: WorkerGroupFuncResult) -> list[Any]:
+        """What the receivers return; says so where that takes longer than it should."""
+        try:
+            return received.wait(timeout=_HANDOVER_SECONDS)
+        except WaitTimeout as late:
+            log.warning(
+                "The weights were sent %.0f s ago, and not all who receive them are done: %s",
+                _HANDOVER_SECONDS,
+                late,
+            )
+            return received.wait()
+
+
+def _arrived(sent: Any, versions: Sequence[Any]) -> int:
+    """The version that all receivers have; a RunFailure where it is not the one that was sent."""
+    if sent is None:  # it does not say
+        sent = versions[0]
+    for name, version in (("receive_weights", versions[0]), ("send_weights", sent)):
+        if not hasattr(version, "__index__"):
+            kind = type(version).__name__
+            raise RunFailure(f"{name}() returns {kind}, and no version, an int")
+    for rank, version in enumerate(versions):
+        if int(version) != int(sent):
+            raise RunFailure(
+                f"send_weights() sent version {sent}, and receive_weights() of rank {rank} returns "
+                f"{version}: it has to take one message for each that is sent, and return the "
+                "version in it"
+            )
+    return int(sent)

@@ -109,8 +109,8 @@ class SkippedUpdates:
             self._tells = False  # the first one; the metric counts the others
             log.warning(
                 "%s: an update of training phase %d was skipped, as its loss or gradient is not "
-                "finite; the run goes on while no more than %d in a row are, and %s/skipped_updates "
-                "counts them.",
+                "finite; the run goes on while no more than %d in a row are. The metric "
+                "%s/skipped_updates counts them.",
                 self._section,
                 step,
                 self._bound,

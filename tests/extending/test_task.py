@@ -352,3 +352,58 @@ def test_what_it_does_not_say_is_refused(
     assert main(["eval", str(run)]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert f"runs of task 'bandit' are not evaluated; nearest: rlinf view {run}" in told
+
+
+def _lost(self: Any) -> int:
+    return 0
+
+
+def _unnumbered(self: Any) -> str:
+    self.send((self._preferences, self._version), "player", 0)
+    return "one"
+
+
+def _twice(self: Any) -> int:
+    for _ in range(2):
+        self.send((self._preferences, self._version), "player", 0)
+    return int(self._version)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "value", "told"),
+    [
+        ("Player", "receive_weights", _lost, "version 1, and receive_weights() of rank 0 returns"),
+        ("Learner", "send_weights", _twice, "version 1, and receive_weights() of rank 0 returns"),
+        ("Player", "receive_weights", lambda _: None, "receive_weights() returns NoneType"),
+        ("Learner", "send_weights", _unnumbered, "send_weights() returns str"),
+    ],
+)
+def test_weights_that_do_not_arrive_end_the_run(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    owner: str,
+    name: str,
+    value: Any,
+    told: str,
+) -> None:
+    from rlinf_example import bandit
+
+    monkeypatch.setattr(getattr(bandit, owner), name, value)
+    words = ["cluster.runtime=local", "cluster.timeout_minutes=0.02", "--run-dir"]
+    assert main(["train", RECIPE, *words, str(tmp_path / "run")]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_weights_that_are_never_sent_are_told_before_the_deadline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from rlinf_example import bandit
+
+    monkeypatch.setattr("rlinf.runners.groups._HANDOVER_SECONDS", 0.2)
+    monkeypatch.setattr(bandit.Learner, "send_weights", lambda self: self._version)
+    words = ["cluster.runtime=local", "cluster.timeout_minutes=0.02", "--run-dir"]
+    assert main(["train", RECIPE, *words, str(tmp_path / "run")]) == 1
+    log = (tmp_path / "run" / "run.log").read_text()
+    assert "The weights were sent 0 s ago, and not all who receive them are done" in log
+    assert "player:0: waiting for a message from learner:0" in log

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.config.dump import to_data
+from rlinf.envs.config import EnvConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_origin import Origin
 from rlinf.rewards.config import RewardConfig
@@ -66,3 +67,34 @@ def test_a_key_that_was_given_up_is_told() -> None:
     began = Origin({**to_data(config), "retired": 3})
     with pytest.raises(ConfigError, match=r"retired = None \(it was 3\)"):
         began.refuse_other_config(config, (), why="a resumed run")
+
+
+ENV = """
+import gymnasium
+
+class Reach(gymnasium.Env):
+    observation_space = action_space = gymnasium.spaces.Box(-1, 1, (2,))
+
+gymnasium.register(id="Reach-v0", entry_point=Reach)
+"""
+
+
+def test_an_environment_in_a_file_of_ones_own_may_not_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "own_reach_env.py"
+    file.write_text(ENV)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    own = {"type": "gymnasium", "options": {"id": "own_reach_env:Reach-v0"}, "max_episode_steps": 5}
+    config = EnvConfig.model_validate(own)
+    began = Origin(**json.loads(json.dumps(asdict(Origin.of(config)))))
+    assert list(began.files) == ["module own_reach_env"]
+    began.refuse_other_config(config, (), why="a resumed run")
+    began.refuse_other_files(config)
+    file.write_text(ENV + "# 0.01 for 0.1")
+    with pytest.raises(ConfigError, match=r"own_reach_env\.py is not what .* --changed-code"):
+        began.refuse_other_files(config)
+    began.refuse_other_files(config, changed_code=True)
+    assert "own_reach_env.py is not what the run began with" in caplog.text
+    installed = {**own, "options": {"id": "Pendulum-v1"}}
+    assert not Origin.of(EnvConfig.model_validate(installed)).files

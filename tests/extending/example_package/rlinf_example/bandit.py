@@ -132,9 +132,10 @@ class Learner(StageWorker):
         yield from ()
         return {"bandit/reward": float(rewards.mean())}
 
-    def send_weights(self) -> None:
-        """Give the player the preferences."""
+    def send_weights(self) -> int:
+        """Give the player the preferences; returns their version."""
         self.send((self._preferences, self._version), "player", 0)
+        return self._version
 
     def state(self) -> dict[str, Any]:
         """For a checkpoint."""

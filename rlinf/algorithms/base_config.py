@@ -58,6 +58,10 @@ def _families(field: FieldInfo) -> dict[str, Any]:
     return extra if isinstance(extra, dict) and "families" in extra else {}
 
 
+def _made(algorithm: Any, config: Any, *, group_size: int) -> None:
+    """How an algorithm is made."""
+
+
 class AlgorithmConfig(StrictModel):
     """Base of every algorithm's config section."""
 
@@ -128,7 +132,7 @@ class AlgorithmConfig(StrictModel):
             raise ValueError(f"whether {self.type} is to train actions or tokens is not known yet")
         from rlinf.algorithms.protocol import Algorithm
 
-        made = load_component(self.implementation, Algorithm)
+        made = load_component(self.implementation, Algorithm, _made)
         algorithm: Algorithm = made(config, group_size=group_size)
         return algorithm
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from inspect import getattr_static, isfunction, signature
 from typing import Any, Generic, TypeVar
 
 from rlinf.config.nearest import did_you_mean
@@ -22,11 +23,25 @@ def load_attribute(reference: str) -> Any:
     return getattr(import_module(module), name)
 
 
-def load_component(reference: str, base: Any) -> Any:
-    """Import ``module:Class``, which makes a ``base`` of a section.
+def require_call(where: str, own: Any, base: Any) -> None:
+    """Refuse a method that cannot be called like another; its class methods are as they stand."""
+    expected = signature(base).parameters
+    by_name = [key for key, each in expected.items() if each.kind is each.KEYWORD_ONLY]
+    by_place = [key for key in expected if key not in by_name]
+    try:
+        signature(getattr(own, "__func__", own)).bind(*by_place, **dict.fromkeys(by_name))
+    except TypeError as error:
+        name = where.rpartition(".")[2]
+        called = ", ".join([*by_place[1:], *(f"{key}=…" for key in by_name)])
+        raise ConfigError(f"{where} cannot be called as {name}({called}): {error}") from error
+
+
+def load_component(reference: str, base: Any, made: Callable[..., Any]) -> Any:
+    """Import ``module:Class``, which makes a ``base`` of a section, called as ``made`` is.
 
     Raises:
-        ConfigError: It is no subclass of it, or leaves out methods of it.
+        ConfigError: It is no subclass of it, leaves out methods of it, or has some that cannot be
+            called like those.
     """
     found = load_attribute(reference)
     name = f"{base.__module__}.{base.__qualname__}"
@@ -37,6 +52,13 @@ def load_component(reference: str, base: Any) -> Any:
         raise ConfigError(
             f"{reference} leaves out {', '.join(missing)}, which every {name} has", key="type"
         )
+    try:
+        require_call(f"{reference}.__init__", found.__init__, made)  # type: ignore[misc]
+        for method, own in vars(base).items():
+            if isfunction(own) and not method.startswith("__"):
+                require_call(f"{reference}.{method}", getattr_static(found, method), own)
+    except ConfigError as error:
+        raise ConfigError(error.reason, key="type") from error
     return found
 
 

@@ -235,12 +235,19 @@ class StageWorker(Worker):
             if emitted.edge not in ports:
                 known = did_you_mean(emitted.edge, ports)
                 raise RunFailure(f"{stage} emits `{emitted.edge}`, no output of its stage; {known}")
+            port, source = ports[emitted.edge], emitted.source
+            shards = port.route == "shard"  # by the number of the sub-batch
+            if shards and not (isinstance(source, int) and 0 <= source < port.sources):
+                raise RunFailure(
+                    f"{stage} emits an item of sub-batch {source!r}, and they are numbered from 0 "
+                    f"to {port.sources - 1}"
+                )
             begin, before = time.perf_counter(), waited
             waited = sum(stream.seconds_waiting for stream in streams)
-            pumped.last[emitted.source] = begin - resumed - (waited - before)
+            pumped.last[source] = begin - resumed - (waited - before)
             with timeline.span(f"put {emitted.edge}", category="transfer"):
-                ports[emitted.edge].put(Item(call.step, emitted.source, emitted.payload))
-            pumped.when[emitted.source] = resumed = time.perf_counter()
+                port.put(Item(call.step, source, emitted.payload))
+            pumped.when[source] = resumed = time.perf_counter()
             pumped.handing_over += resumed - begin
             pumped.items += 1
         for port in ports.values():

@@ -33,6 +33,10 @@ LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the logarithm of the standard deviation."""
 
 
+def _made(policy: Any, config: Any, env_spec: Any, *, value_dim: int, seed: int) -> None:
+    """How a policy is made."""
+
+
 class ModelConfig(StrictModel):
     """Base of every policy's config section."""
 
@@ -85,7 +89,7 @@ class ModelConfig(StrictModel):
         """
         from rlinf.models.policy import Policy
 
-        made = load_component(self.implementation, Policy)
+        made = load_component(self.implementation, Policy, _made)
         policy: Policy = made(self, env_spec, value_dim=value_dim, seed=seed)
         if self.starting_weights is not None:
             from rlinf.models.policy_weights import load_initial_weights

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.reference import check_reference
-from rlinf.config.registry import Registry, load_attribute
+from rlinf.config.registry import Registry, load_attribute, require_call
 from rlinf.errors import ConfigError
 from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
@@ -265,7 +265,7 @@ def require_task(task: type[Task[Any]], name: str) -> None:
             raise ConfigError(f"{where}.{attribute} is a method; nearest: @property before it")
         if isinstance(base, classmethod) and not isinstance(own, classmethod):
             raise ConfigError(f"{where}.{attribute} lacks @classmethod before it")
-        _require_call(f"{where}.{attribute}", own, getattr(base, "__func__", base))
+        require_call(f"{where}.{attribute}", own, getattr(base, "__func__", base))
 
 
 def _require_forms(task: type[Task[Any]], where: str) -> None:
@@ -278,19 +278,6 @@ def _require_forms(task: type[Task[Any]], where: str) -> None:
                 format(0 if style.endswith("d") else 0.0, style)
         except ValueError as error:
             raise ConfigError(f"{where}.{attribute} is {value!r}, expected {words}") from error
-
-
-def _require_call(where: str, own: Any, base: Any) -> None:
-    """Refuse a method that cannot be called like another; its class methods are as they stand."""
-    expected = inspect.signature(base).parameters
-    by_name = [key for key, each in expected.items() if each.kind is each.KEYWORD_ONLY]
-    by_place = [key for key in expected if key not in by_name]
-    try:
-        inspect.signature(getattr(own, "__func__", own)).bind(*by_place, **dict.fromkeys(by_name))
-    except TypeError as error:
-        name = where.rpartition(".")[2]
-        called = ", ".join([*by_place[1:], *(f"{key}=…" for key in by_name)])
-        raise ConfigError(f"{where} cannot be called as {name}({called}): {error}") from error
 
 
 def _made(worker: Any, config: Any, context: Any) -> None:
@@ -319,7 +306,7 @@ def require_workers(task: type[Task[Any]], config: PlacedConfig) -> None:
     for worker in task.groups.values():
         if isinstance(worker, type):
             where = f"task `{config.task}` is broken: {worker.__qualname__}.__init__"
-            _require_call(where, worker.__init__, _made)
+            require_call(where, worker.__init__, _made)
     called = [(stage.label, stage.component, stage.method) for _, stage in flow.stages()]
     for component, method in zip(task.weights or (), _HANDING_OVER, strict=False):
         called.append(("weights", component, method))

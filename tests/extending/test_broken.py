@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.config import PPOConfig
+from rlinf.algorithms.ppo import PPO
 from rlinf.cli.main import main
 from rlinf.config.registry import Registry, load_component
 from rlinf.errors import ConfigError
@@ -108,6 +110,39 @@ class Half(Policy):
         return None
 
 
+class Unmakeable(PPO):
+    """Is made with another list of arguments."""
+
+    def __init__(self, config: Any) -> None:
+        raise AssertionError
+
+
+class Uncallable(PPO):
+    """Has a loss of its own that is called without what it is divided by."""
+
+    def loss(self, evaluation: Any, batch: Any) -> Any:  # type: ignore[override]
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        (
+            "Unmakeable",
+            r"__init__ cannot be called as __init__\(config, group_size=…\): got",
+        ),
+        ("Uncallable", r"loss cannot be called as loss\(evaluation, batch, normalizer=…\): got an"),
+    ],
+)
+def test_an_algorithm_that_a_run_could_not_call_is_refused(name: str, told: str) -> None:
+    class Section(PPOConfig):
+        implementation = f"{__name__}:{name}"
+
+    with pytest.raises(ConfigError, match=told) as refused:
+        Section().build(family="actions")
+    assert refused.value.key == "type"
+
+
 @pytest.mark.parametrize(
     ("reference", "told"),
     [
@@ -119,7 +154,7 @@ def test_a_class_that_is_no_whole_policy_is_refused_by_what_it_lacks(
     reference: str, told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told) as refused:
-        load_component(reference, Policy)
+        load_component(reference, Policy, Policy.__init__)
     assert refused.value.key == "type"
 
 

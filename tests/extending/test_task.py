@@ -298,6 +298,10 @@ def test_a_result_for_an_edge_that_is_none_is_named(
     [
         (lambda self, *, step: {"pulls": step}, "Player.pull returns dict, and a stage is a"),
         (lambda self, *, step: (each for each in [("pulls", 0, step)]), "yields tuple and no Emit"),
+        (
+            lambda self, *, step: (each for each in [Emit("pulls", 1, step)]),
+            "emits an item of sub-batch 1, and they are numbered from 0 to 0",
+        ),
     ],
 )
 def test_a_stage_that_yields_nothing_it_could_hand_over_is_named(

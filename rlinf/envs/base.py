@@ -126,6 +126,9 @@ class Simulator:
     """Whether the success that a step tells of counts in the last step of an episode alone: of a
     bound on the return, which rewards below zero begin above."""
 
+    remark: str = ""
+    """What the user is to know of an episode that is over, in words; told once."""
+
     never_black: tuple[str, ...] = ()
     """Keys of pictures that always show something: one without a lit pixel is a fault."""
 

@@ -134,6 +134,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.action_space = _flat_action_space(self._takes, options.id)
         self._return = 0.0
         self._seen: set[str] = set()
+        self._acted, self._remarked = False, False
         self.judged_at_end = options.success_return is not None
 
     @classmethod
@@ -180,6 +181,7 @@ class GymnasiumEnv(SimulatorEnv):
         """Start an episode."""
         self._refuse_mistyped_success()
         self._seen.clear()
+        self._acted = False
         try:
             given = options or self._options.reset_options
             observation, info = _several(self._env.reset(seed=seed, options=given))
@@ -201,6 +203,7 @@ class GymnasiumEnv(SimulatorEnv):
             raise EnvSideFault(FaultReason.MALFORMED, f"step returns {info} as info, no mapping")
         if (key := self._options.success_key) is not None:
             self._seen.update(info)
+            self._acted = True
             if terminated or truncated:
                 self._refuse_mistyped_success()
             info = {**info, "success": checked_flag(key, info)}
@@ -211,12 +214,21 @@ class GymnasiumEnv(SimulatorEnv):
         return self._converted(observation), reward, terminated, truncated, info
 
     def _refuse_mistyped_success(self) -> None:
-        """Once an episode is over, of which no step had the key, but one with a name like it."""
-        key = self._options.success_key
-        if key is not None and key not in self._seen and (near := nearest_names(key, self._seen)):
+        """Once an episode is over, of which no step had the key, but one with a name like it; where
+        none is like it, a remark, as the key may come with success alone."""
+        key, name = self._options.success_key, self._options.id
+        if key is None or key in self._seen or not self._acted:
+            return
+        if near := nearest_names(key, self._seen):
             raise ConfigError(
-                f"the info of {self._options.id} has no `{key}`; nearest: {near[0]}",
-                key="options.success_key",
+                f"the info of {name} has no `{key}`; nearest: {near[0]}", key="options.success_key"
+            )
+        if not self._remarked:
+            self._remarked = True
+            found = ", ".join(sorted(map(str, self._seen))) or "nothing"
+            self.remark = (
+                f"No step of an episode of {name} had `{key}` in its info, which has {found}: "
+                "unless it comes with success alone, options.success_key is to be another."
             )
 
     def render(self) -> Any:

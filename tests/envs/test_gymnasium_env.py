@@ -6,10 +6,12 @@ import pytest
 from gymnasium import spaces
 
 from rlinf.envs.base import INSTRUCTION_SHAPE
+from rlinf.envs.config import EnvConfig
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import spec_of
 from rlinf.envs.supervised.checks import EnvSideFault, checked_reward, guarded
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 
@@ -245,6 +247,26 @@ def test_it_is_also_found_where_the_time_limit_of_a_run_ends_episodes():
     env.step(0)
     with pytest.raises(ConfigError, match="has no `is_sucess`; nearest: is_success"):
         env.reset(seed=1)
+
+
+def test_a_key_of_success_unlike_all_others_is_remarked_on_once(caplog):
+    env = build(PLAIN, spaces.Discrete(2), success_key="solved")
+    env.reset(seed=0)
+    assert not env.remark
+    env.step(0)
+    env.reset(seed=1)
+    assert "had `solved` in its info, which has is_success: unless it comes" in env.remark
+    config = EnvConfig(
+        type="gymnasium",
+        options={"id": "Pendulum-v1", "success_key": "solved"},
+        max_episode_steps=3,
+        processes=2,
+    )
+    with SupervisedVectorEnv(config, num_envs=4, seed=0) as vector:
+        vector.reset()
+        for _ in range(4):
+            vector.chunk_step(np.zeros((4, 3, 1), np.float32))
+    assert caplog.text.count("of Pendulum-v1 had `solved` in its info, which has nothing") == 1
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class EnvReport:
     unplayed: list[dict[str, Any]] = field(default_factory=list)
     """``row``, ``episode_id``, ``seed``, ``task`` of listed episodes that never began."""
     left_out: list[str] = field(default_factory=list)
-    """Tasks that are played no longer, and why, in words."""
+    """Tasks that are played no longer, and why, and remarks of simulators, in words."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to report."""

@@ -271,6 +271,9 @@ class EnvHost:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
                 observation, _ = answered(_RESET, self._envs[row].reset, seed=seed)
+                if words := self._envs[row].remark:
+                    self._envs[row].remark = ""
+                    self._episodes.tasks.news.append(words)
                 self._observations.write(self._with_task(observation, row), row)
                 self._episodes.began(row)
                 return

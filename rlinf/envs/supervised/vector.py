@@ -101,6 +101,7 @@ class SupervisedVectorEnv(VectorEnv):
         self._carried_invalid = np.zeros(num_envs, bool)
         self._faults: list[EnvFault] = []
         self._unplayed: list[EpisodeRecord] = []
+        self._told: set[str] = set()  # of what processes say, each with the same words
         self._watch = FaultWatch(config.max_fault_rate, config.fault_window)
         rules = EpisodeRules(
             run_seed=seed,
@@ -278,7 +279,9 @@ class SupervisedVectorEnv(VectorEnv):
         if not report:  # nearly always
             return
         for words in report.left_out:
-            log.warning(words)
+            if words not in self._told:
+                self._told.add(words)
+                log.warning(words)
         self._unplayed += [
             unplayed_record(self.numbers[each.pop("row")], **each) for each in report.unplayed
         ]

@@ -325,6 +325,14 @@ class SetOptions(StrictModel):
         else:
             found.check_videos(names)
             cameras = [found.pictures(name) for name in names]
+            other = next((c for c in cameras if c.shape[1:] != cameras[0].shape[1:]), None)
+            if other is not None:
+                sizes = [list(camera.shape[1:]) for camera in (cameras[0], other)]
+                raise ConfigError(
+                    f"{found.directory} has pictures of {sizes[0]} and of {sizes[1]} for `{key}`, "
+                    "whose views are stacked; nearest: cameras of one size",
+                    key=f"observations.{key}",
+                )
             column = cameras[0] if len(shape) == 3 and len(cameras) == 1 else Stacked(cameras)
         if column.shape[1:] != shape:
             raise ConfigError(

@@ -69,7 +69,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
     """A generated set instead of files: its worked targets are learnt, and the loss on those of its
     held-out prompts is that of validation."""
     held_out: int = Field(default=0, ge=0)
-    """So many examples at the end of the training files are not trained on, but validate; 0:
+    """So many records at the end of the training files are not trained on, but validate; 0:
     the files of validation do, or none."""
     apply_chat_template: bool = False
     """Put prompt and answer into the tokenizer's chat template; otherwise the prompt is a text, the
@@ -137,16 +137,18 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
             return TextExampleSets(train, validation)
         if not self.held_out:
             return TextExampleSets(train, None)
-        if self.held_out >= len(train):
+        records = sorted({each.record for each in train.examples})
+        if self.held_out >= len(records):
             raise ConfigError(
-                f"{self.held_out} of {len(train)} examples cannot be held out; nearest: "
-                f"{len(train) - 1}",
+                f"{self.held_out} of {len(records)} records cannot be held out; nearest: "
+                f"{len(records) - 1}",
                 key="held_out",
             )
-        kept = len(train) - self.held_out
+        first = records[-self.held_out]  # a conversation is not cut: its turns hold each other
+        kept = sum(each.record < first for each in train.examples)
         return TextExampleSets(
             TextExamples(train.examples[:kept], train.report),
-            TextExamples(train.examples[kept:], f"the last {self.held_out} of them"),
+            TextExamples(train.examples[kept:], f"the last {len(train) - kept} of them"),
         )
 
     def _from_files(
@@ -190,9 +192,13 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
         notes.counts["records"] = notes.counts["records"] or len(raw)
         examples: list[TextExample] = []
         for start in range(0, len(raw), BATCH):
-            if limit is not None and len(examples) >= limit:
+            examples += self._tokenised(raw[start : start + BATCH], start, tokenizer, reader, notes)
+            if limit is None:
+                continue
+            records = list(dict.fromkeys(each.record for each in examples))
+            if len(records) >= limit:
+                examples = [each for each in examples if each.record <= records[limit - 1]]
                 break
-            examples += self._tokenised(raw[start : start + BATCH], tokenizer, reader, notes)
         long = notes.counts["long"]
         if self.long_examples == "refuse" and long:
             why = (
@@ -209,21 +215,23 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                 "not write it: a model that learns these goes on until it is cut off. Let the "
                 "template end what the assistant says with it.", source, end,
             )  # fmt: skip
-        return TextExamples(tuple(examples[:limit]), str(notes.report(len(examples[:limit]))))
+        return TextExamples(tuple(examples), str(notes.report(len(examples))))
 
     def _tokenised(
         self,
         raw: Sequence[RawPrompt],
+        first: int,
         tokenizer: PromptTokenizer,
         reader: PictureReader | None,
         notes: Notes,
     ) -> Iterator[TextExample]:
-        texts: list[tuple[str, PicturedPrompt, str, str]] = []
+        texts: list[tuple[tuple[int, str], PicturedPrompt, str, str]] = []
         told = self.template_arguments
-        for item in (turn for each in raw for turn in self._turns(each)):
+        turns = ((n, turn) for n, each in enumerate(raw, first) for turn in self._turns(each))
+        for number, item in turns:
             try:
-                seen = PicturedPrompt(item, reader)
-                texts.append((item.where, seen, *self._texts(seen.content, item, tokenizer, told)))
+                seen, where = PicturedPrompt(item, reader), (number, item.where)
+                texts.append((where, seen, *self._texts(seen.content, item, tokenizer, told)))
             except UnusableRecordError as error:
                 notes.add("broken", item.where, error)
         if not texts:
@@ -236,7 +244,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
         unknown = unknown_token(tokenizer)
         end = [] if self.apply_chat_template else [tokenizer.eos_token_id]
         rows = zip(wheres, pictured, prompt_ids, answer_ids, strict=True)
-        for where, seen, prompt, target in rows:
+        for (number, where), seen, prompt, target in rows:
             length = len(prompt) + len(target) + len(end)
             if not prompt or not target:
                 notes.add("broken", where, "the prompt or the answer has no token")
@@ -251,7 +259,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                     notes.add("broken", where, error)
                     continue
                 tokens = np.array(prompt, np.int64), np.array([*target, *end], np.int64)
-                yield TextExample(*tokens, pictures)
+                yield TextExample(*tokens, pictures, number)
 
     def _turns(self, item: RawPrompt) -> Iterator[RawPrompt]:
         """A conversation up to each message of the assistant that is learnt."""
@@ -302,12 +310,13 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
 
 
 class TextExample(NamedTuple):
-    """[P] int64 tokens of a prompt, at least one, [L] of its answer, the end included, and the
-    pictures of the prompt."""
+    """[P] int64 tokens of a prompt, at least one, [L] of its answer, the end included, the
+    pictures of the prompt, and which record it is of."""
 
     prompt: np.ndarray
     target: np.ndarray
     pictures: Pictures = ()
+    record: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -312,6 +312,33 @@ def test_losses_do_not_depend_on_the_split(settings: Any) -> None:
         torch.testing.assert_close(sum(part[1][name] for part in parts), value)
 
 
+def test_a_bound_on_the_drift_takes_the_larger_error() -> None:
+    """As the clip of PPO it never makes a loss smaller: what moved too far gains nothing by it."""
+    rows = 9
+    inputs = {
+        OLD: normal(rows, CHUNK, A), WANTED: normal(rows, CHUNK, A, seed=1),
+        SCALE: torch.ones(rows), STD: torch.ones(rows),
+    }  # fmt: skip
+    velocity = normal(rows, CHUNK, A, seed=2)
+    for row in range(rows):
+        one = Batch.of(
+            inputs={name: each[row : row + 1] for name, each in inputs.items()},
+            mask=torch.ones(1, CHUNK),
+        )
+        batch = replace(one, advantages=torch.full((1, CHUNK), row / (rows - 1)))
+        found = {}
+        for bound in (None, 0.1):
+            algorithm = nft(**({} if bound is None else {"max_drift": bound}))
+            loss, metrics = algorithm.velocity_loss(
+                velocity[row : row + 1], batch, normalizer=algorithm.normalizer(batch)
+            )
+            found[bound] = loss.item(), metrics.get("actor/drift_clip_fraction")
+        (free, _), (bounded, clipped) = found[None], found[0.1]
+        assert clipped is not None
+        assert bounded > free - 1e-6
+        assert (bounded > free + 1e-6) == (clipped > 0)
+
+
 def test_a_phase_does_not_depend_on_micro_batches(made: Any) -> None:
     found = []
     for micro in (6, 2):

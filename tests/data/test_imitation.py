@@ -306,6 +306,17 @@ def test_successive_pictures_vary_alike() -> None:
         {"images.a": picture, "images.b": picture}, 1)["images.b"])  # fmt: skip
 
 
+def test_a_crop_lies_within_the_picture() -> None:
+    """Of a ramp it shows as much as its side says, wherever it lies."""
+    ramp = torch.linspace(0, 255, 64).round().byte()
+    pictures = ramp.reshape(1, 1, 64, 1).expand(40, 64, 64, 3)
+    config = AugmentationConfig(crop=(0.5, 0.5))
+    cropped = config.applied({"main_images": pictures}, 2)["main_images"][:, 0, :, 0].float()
+    shown = cropped[:, -1] - cropped[:, 0]
+    assert (shown - 0.5 * 255).abs().max() < 4
+    assert cropped[:, 0].std() > 20
+
+
 def test_augmentation_stays_within_its_ranges_and_knows_its_seed() -> None:
     pictures = torch.randint(0, 256, (4, 2, 8, 12, 3), dtype=torch.uint8)
     inputs = {"wrist_images": pictures, "states": torch.randn(4, 3),

@@ -87,6 +87,27 @@ def test_every_turn_of_the_assistant_may_be_learnt(tokenizer, write):
         build(tokenizer, files={"train": [write("a.jsonl", *sums(2))], "turns": "all"})
 
 
+def test_a_conversation_is_learnt_or_held_out_as_a_whole(tokenizer, write):
+    """Its later turns hold what is said in its first ones."""
+    talks = [
+        {"messages": [{"role": role, "content": f"{n}+{k}"} for k in range(3) for role in
+                      ("user", "assistant")]} for n in range(4)
+    ]  # fmt: skip
+    files = {"train": [write("a.jsonl", *talks)], "prompt_key": "messages", "answer_key": None,
+             "turns": "all"}  # fmt: skip
+
+    def said(examples):
+        return [tokenizer.decode(each.target).removesuffix("<eos>") for each in examples.examples]
+
+    held = build(tokenizer, files=files, apply_chat_template=True, held_out=1)
+    assert said(held.train) == [f"{n}+{k}" for n in range(3) for k in range(3)]
+    assert said(held.validation) == ["3+0", "3+1", "3+2"]
+    first = build(tokenizer, files=files | {"limit": 2}, apply_chat_template=True)
+    assert said(first.train) == [f"{n}+{k}" for n in range(2) for k in range(3)]
+    with pytest.raises(ConfigError, match="4 of 4 records cannot be held out; nearest: 3"):
+        build(tokenizer, files=files, apply_chat_template=True, held_out=4)
+
+
 def test_calls_of_tools_are_learnt_with_the_message_that_makes_them(tokenizer, write, tmp_path):
     template = tmp_path / "calls.jinja"
     template.write_text(

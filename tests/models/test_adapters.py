@@ -19,7 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3MoeConfig, Qwen3Moe
 
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapter_file_name, inject_adapters, is_adapter
-from rlinf.models.language_config import LoraConfig
+from rlinf.models.language_config import AdapterConfig, LoraConfig
 
 FILE, SETTINGS = "adapter_model.safetensors", "adapter_config.json"
 
@@ -163,3 +163,8 @@ def test_experts_take_no_adapter(name: str) -> None:
     lora = LoraConfig(rank=4, target_modules=("q_proj", name))
     with pytest.raises(ConfigError, match=rf"{name} of a mixture .* legal: k_proj, .*q_proj"):
         inject_adapters(_mixture(), lora, seed=1)
+
+
+def test_the_factor_of_an_adapter_is_alpha_over_its_rank() -> None:
+    assert AdapterConfig(rank=4, alpha=10.0).scale == 2.5
+    assert AdapterConfig(rank=4).scale == 1.0

@@ -254,3 +254,16 @@ def test_environments_that_do_not_fit_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="no noise in common"):
         section().build(several, value_dim=0)
+
+
+def test_exploring_stays_within_the_bound_and_fills_it() -> None:
+    policy = built(noise_bound=1.5)
+    steering: Any = policy.steering
+    chosen = torch.cat([
+        policy.explore(seen(ROWS), drawn(policy, seed=seed)).forward_inputs[RAW_ACTIONS]
+        for seed in range(40)
+    ])  # fmt: skip
+    away = (chosen - steering.centre) / steering.radius
+    assert away.abs().max() <= 1
+    assert away.std().item() == pytest.approx(1 / math.sqrt(3), abs=0.05)
+    assert (steering.radius != 1).all()

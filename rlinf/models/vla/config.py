@@ -75,6 +75,10 @@ def normalisation(settings: Mapping[str, Any], path: Path) -> dict[str, Method |
     return {kind: _METHODS[method] for kind, method in said.items()}
 
 
+WITH_STATISTICS = "statistics | path | weights"
+"""For `only_with`: of what belongs to statistics, which a preset has none of by itself."""
+
+
 class PublishedConfig(ModelConfig):
     """A policy whose architecture and first weights are those of a published model."""
 
@@ -324,6 +328,8 @@ class VLAConfig(PublishedConfig):
 
 class TokenConfig(VLAConfig):
     """What models have whose actions are tokens."""
+
+    only_with: ClassVar = {"normalization": WITH_STATISTICS}
 
     temperature: float = Field(default=1.0, gt=0)
     """Logits of the tokens are divided by it, in rollout and training alike; in evaluation the most

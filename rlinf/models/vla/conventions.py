@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
@@ -83,6 +84,8 @@ class ActionConventions(StrictModel):
                 raise ConfigError(
                     f"names dimension {beyond[0]}, there are {count}; nearest: {count - 1}", key=key
                 )
+            if twice := [number for number, times in Counter(numbers).items() if times > 1]:
+                raise ConfigError(f"names dimension {twice[0]} twice", key=key)
 
     def to_env(self, actions: Tensor, action_dim: int, states: Tensor | None = None) -> Tensor:
         """Actions [..., C, D] of a model to those [..., C, A] of an env.

@@ -312,3 +312,12 @@ def test_windows_are_cut_where_the_noise_says(original: DiffusionPolicy) -> None
     assert torch.equal(middle, picture[:, :, 2:30, 4:44])
     assert torch.equal(corners[0], picture[0, :, :28, :40])
     assert torch.equal(corners[1], picture[1, :, 4:, 8:])
+
+
+@pytest.mark.parametrize(("min_std", "last"), [(0.0, STEPS - 2), (0.1, STEPS - 1)])
+def test_a_step_without_a_deviation_is_never_the_random_one(min_std: float, last: int) -> None:
+    policy = tiny("diffusion", denoising_steps=STEPS, random_steps="one", min_std=min_std)
+    noise = draw_noise(policy.noise, (ROWS,), torch.Generator().manual_seed(0))
+    noise["step_index"] = torch.linspace(0, 0.999, ROWS)
+    which = policy.sample(seen(ROWS), noise).forward_inputs["step_index"]
+    assert (which.min(), which.max()) == (0, last)

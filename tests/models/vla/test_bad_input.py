@@ -246,6 +246,17 @@ CASES: dict[str, tuple[Any, str]] = {
         lambda d: {**TINY, "statistics": statistics(d, ([-0.5] * 7, [0.5] * 6 + [-0.6]))},
         r"a width below 0 in dimension 6 \(q01 -0.5, q99 -0.6\)",
     ),
+    "a method of normalising without statistics": (
+        lambda d: {**TINY, "type": "gr00t", "normalization": "quantiles"},
+        "no effect without statistics or path or weights",
+    ),
+    "a tokenizer of a preset": (
+        lambda d: {**TINY, "type": "wall_oss", "tokenizer": d}, "no effect without path; write path"
+    ),
+    "a dimension twice": (
+        lambda d: {**TINY, "conventions": {"dimensions": (0, 1, 2, 3, 4, 5, 5)}},
+        r"^model\.conventions\.dimensions: names dimension 5 twice",
+    ),
     "actions not normalised": (
         lambda d: {**TINY, "statistics": statistics(d, ([-50.0] * 7, [50.0] * 7))},
         "the statistics",

@@ -47,3 +47,45 @@ def test_adapters_leave_a_frozen_vision_part_as_it_is(kind, frozen):
     trained = [each for each in policy.vision.parameters() if each.requires_grad]
     assert bool(trained) != frozen
     assert any(each.requires_grad for each in policy.parameters())
+
+
+@pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla", "gr00t", "wall_oss"])
+def test_one_random_step_stands_between_deterministic_ones(kind):
+    """What a step is scored from and by lies on the way from the start to what is executed."""
+    steps = 4
+    config = REGISTRY.load(kind)(
+        preset="tiny", num_action_chunks=2, method="flow_sde", denoising_steps=steps
+    )
+    policy = config.build(SHOWN, value_dim=0, seed=0)
+    count, generator = 8, torch.Generator().manual_seed(3)
+    rows = {
+        "main_images": torch.randint(0, 256, (count, 32, 32, 3), generator=generator).byte(),
+        "states": torch.randn(count, 3, generator=generator),
+    }
+    noise = draw_noise(policy.noise, (count,), generator)
+    given = policy.sample(rows, noise).forward_inputs
+    which, (before, after) = given["step_index"], given["chain"].unbind(1)
+    assert len(which.unique()) > 1
+    with torch.no_grad():
+        read, reached, x = policy._read(rows), noise["start"], after
+        for step in range(steps):
+            plain = policy._plain_step(policy._predicted(*read, reached, step), reached, step)
+            reached = torch.where((step < which)[:, None, None], plain, reached)
+            plain = policy._plain_step(policy._predicted(*read, x, step), x, step)
+            x = torch.where((step > which)[:, None, None], plain, x)
+    torch.testing.assert_close(before, reached, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(given["denoised"], x, atol=1e-5, rtol=1e-4)
+    assert not torch.allclose(after, given["denoised"], atol=1e-3)
+
+
+def test_the_middle_that_is_looked_at_has_nine_tenths_of_the_area():
+    from rlinf.models.vla.openvla.policy import TINY_PIXELS, _Pixels
+
+    values = TINY_PIXELS
+    ramp = torch.linspace(0, 255, values.size).byte().expand(1, values.size, values.size)
+    pictures = ramp.unsqueeze(-1).expand(-1, -1, -1, 3)
+    widths = []
+    for crop in (False, True):
+        seen = _Pixels(values, crop=crop)(pictures)[0, 0]
+        widths.append((seen[0, -1] - seen[0, 0]).item())
+    assert widths[1] / widths[0] == pytest.approx(0.9**0.5, abs=0.01)

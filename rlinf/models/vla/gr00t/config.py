@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.models.config import Width
-from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.config import WITH_STATISTICS, FlowConfig
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -29,7 +29,10 @@ class GR00TConfig(FlowConfig):
 
     implementation = "rlinf.models.vla.gr00t.policy:GR00TPolicy"
     published_as = ("gr00t_n1_5",)
-    only_with: ClassVar = dict.fromkeys(("state_parts", "action_parts"), "statistics | path")
+    only_with: ClassVar = {
+        **dict.fromkeys(("state_parts", "action_parts"), "statistics | path"),
+        "normalization": WITH_STATISTICS,
+    }
     type: Literal["gr00t"] = "gr00t"
     """Which policy this section configures."""
     embodiment: str = "new_embodiment"

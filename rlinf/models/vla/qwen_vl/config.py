@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,6 +17,7 @@ class QwenVLConfig(TokenConfig):
 
     implementation = "rlinf.models.vla.qwen_vl.policy:QwenVLPolicy"
     published_as = ("qwen2_5_vl", "qwen3_vl")
+    only_with: ClassVar = {"tokenizer": "path"}
     type: Literal["qwen_vl"] = "qwen_vl"
     """Which policy this section configures."""
     family: Literal["qwen2_5_vl", "qwen3_vl"] | None = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from rlinf.models.config import Width
-from rlinf.models.vla.config import FlowConfig
+from rlinf.models.vla.config import WITH_STATISTICS, FlowConfig
 
 VIEWS = {
     "main_images": "front view",
@@ -22,6 +22,7 @@ class WallOSSConfig(FlowConfig):
     implementation = "rlinf.models.vla.wall_oss.policy:WallOSSPolicy"
     published_as = ("wall_x", "Qwen2_5_VLMoEForAction")
     also_called = ("qwen2_5_vl",)  # what it was made from
+    only_with: ClassVar = {"tokenizer": "path", "normalization": WITH_STATISTICS}
     type: Literal["wall_oss"] = "wall_oss"
     """Which policy this section configures."""
     view_names: tuple[str, ...] | None = Field(default=None, min_length=1)

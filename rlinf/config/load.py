@@ -21,6 +21,7 @@ from rlinf.errors import ConfigError
 
 COMMAND_LINE = "command line"
 _SUFFIXES = (".yaml", ".yml")
+_MISSING = "???"  # OmegaConf's mark of a value that a later layer has to give
 _REPLACED = ("cluster.component_placement",)
 """Sections that are one value: where each component runs means nothing beside another placement."""
 
@@ -163,7 +164,6 @@ class _Layers:
             if f"{key}.".startswith(f"{written}." if written else ""):
                 self._make_room(key, data)
         for key, value in _flatten(data):
-            _refuse_placeholder(key, value, Source(where, lines.get(key)))
             old = OmegaConf.select(self.config, key)
             if not isinstance(value, Mapping):
                 self._forget_below(key)
@@ -176,6 +176,9 @@ class _Layers:
             self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
             raise ConfigError(f"{where}: {_first_line(error)}") from error
+        for key, value in _flatten(data):
+            if value == _MISSING:  # merged, it leaves what was said before
+                OmegaConf.update(self.config, key, value, force_add=True)
 
     def _make_room(self, key: str, data: Mapping[str, Any]) -> None:
         """Drop a section that a layer gives anew."""
@@ -210,8 +213,7 @@ class _Layers:
         if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(data, list):
             OmegaConf.update(self.config, key, None)  # see add
         OmegaConf.update(self.config, key, data, merge=True, force_add=True)
-        for below, value in _flatten({key: data}):
-            _refuse_placeholder(below, value, Source(COMMAND_LINE))
+        for below, _ in _flatten({key: data}):
             self.sources[below] = Source(COMMAND_LINE)
 
     def remove(self, key: str, where: str) -> None:
@@ -235,6 +237,10 @@ class _Layers:
             key = getattr(error, "full_key", None)
             where = f"{self.sources.get(key, '')} `{key}`".strip() if key else "recipe"
             raise ConfigError(f"{where}: {_first_line(error)}") from error
+        for key, value in _flatten(data):  # type: ignore[arg-type]
+            if value == _MISSING:
+                told = f"`{key}`: `???` stands for a value that is missing; give one"
+                raise ConfigError(f"{self.sources[key]}: {told}" if key in self.sources else told)
         return data  # type: ignore[return-value]
 
     def _refuse_key_inside_value(self, key: str) -> None:
@@ -255,12 +261,6 @@ class _Layers:
                 f"{COMMAND_LINE}: `{key}` cannot be set, because `{section}` is {what}; give it as "
                 f"a whole: {section}=…{hint}"
             )
-
-
-def _refuse_placeholder(key: str, value: Any, source: Source) -> None:
-    """OmegaConf would keep what the layers before said."""
-    if isinstance(value, str) and value == "???":
-        raise ConfigError(f"{source}: `{key}`: `???` stands for a value that is missing; give one")
 
 
 def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:

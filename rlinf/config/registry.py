@@ -55,8 +55,9 @@ def load_component(reference: str, base: Any, made: Callable[..., Any]) -> Any:
     try:
         require_call(f"{reference}.__init__", found.__init__, made)  # type: ignore[misc]
         for method, own in vars(base).items():
-            if isfunction(own) and not method.startswith("__"):
-                require_call(f"{reference}.{method}", getattr_static(found, method), own)
+            mine = getattr_static(found, method)
+            if isfunction(own) and isfunction(mine) and not method.startswith("_"):
+                require_call(f"{reference}.{method}", mine, own)
     except ConfigError as error:
         raise ConfigError(error.reason, key="type") from error
     return found

@@ -123,16 +123,13 @@ def record_episodes(
         low, high = (np.asarray(bound, np.float32) for bound in
                      (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
         observations = env.reset()
-        # Of each env its chunk, and how many actions of it are left.
-        chunks: np.ndarray | None = None
-        left = np.zeros(count, np.int64)
+        waiting: list[list[np.ndarray]] = [[] for _ in range(count)]  # actions of each env
         while not env.exhausted() and not (stop is not None and stop.is_set()):
-            if chunks is None or not left.all():
-                given, empty = np.asarray(act(observations)), left == 0
-                chunks = given if chunks is None else np.where(empty[:, None, None], given, chunks)
-                left[empty] = given.shape[1]
-            actions = np.clip(chunks[np.arange(count), chunks.shape[1] - left], low, high)
-            left -= 1
+            if asking := [env for env, left in enumerate(waiting) if not left]:
+                chunks = act({key: shown[asking] for key, shown in observations.items()})
+                for number, chunk in zip(asking, chunks, strict=True):
+                    waiting[number] = list(chunk)
+            actions = np.clip([left.pop(0) for left in waiting], low, high)
             executed = actions
             if noise:
                 drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
@@ -142,7 +139,8 @@ def record_episodes(
             for fault in step.faults:
                 why = fault.summary
                 log.warning("an episode is left out (%s): %s", fault.reason.value, why)
-            left[step.final_mask | ~step.valid] = 0  # the rest was meant for what is over
+            for number in np.flatnonzero(step.final_mask | ~step.valid).tolist():
+                waiting[number] = []  # the rest was meant for what is over
             observations = step.observations
         spec = env.env_spec.of_present()
     return spec, [kept[number] for number, _ in episodes if number in kept]

@@ -237,7 +237,7 @@ class StageWorker(Worker):
                 raise RunFailure(f"{stage} emits `{emitted.edge}`, no output of its stage; {known}")
             port, source = ports[emitted.edge], emitted.source
             shards = port.route == "shard"  # by the number of the sub-batch
-            if shards and not (isinstance(source, int) and 0 <= source < port.sources):
+            if shards and not (hasattr(source, "__index__") and 0 <= source < port.sources):
                 raise RunFailure(
                     f"{stage} emits an item of sub-batch {source!r}, and they are numbered from 0 "
                     f"to {port.sources - 1}"

@@ -425,17 +425,19 @@ class WeightHandover:
 
 def _arrived(sent: Any, versions: Sequence[Any]) -> int:
     """The version that all receivers have; a RunFailure where it is not the one that was sent."""
-    if sent is None:  # it does not say
+    sent = getattr(sent, "version", sent)
+    if not hasattr(sent, "__index__"):  # it does not say
         sent = versions[0]
-    for name, version in (("receive_weights", versions[0]), ("send_weights", sent)):
+    for rank, version in enumerate(versions):
+        if rank and version is None:  # of a rank that receives nothing itself
+            continue
         if not hasattr(version, "__index__"):
             kind = type(version).__name__
-            raise RunFailure(f"{name}() returns {kind}, and no version, an int")
-    for rank, version in enumerate(versions):
+            raise RunFailure(f"receive_weights() returns {kind}, and no version, an int")
         if int(version) != int(sent):
             raise RunFailure(
-                f"send_weights() sent version {sent}, and receive_weights() of rank {rank} returns "
+                f"send_weights() returns version {sent}, and receive_weights() of rank {rank} "
                 f"{version}: it has to take one message for each that is sent, and return the "
                 "version in it"
             )
-    return int(sent)
+    return int(versions[0])

@@ -79,8 +79,9 @@ class Task(ABC, Generic[ConfigT]):
     starts_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     """Components whose ``start`` is given what those of other components' rank 0 returned."""
     weights: ClassVar[tuple[str, str] | None] = ("actor", "rollout")
-    """Who sends new weights (``send_weights``) and who receives them (``receive_weights``, which
-    returns their version); None: nobody does."""
+    """Who sends new weights (``send_weights``) and who receives them (``receive_weights``); None:
+    nobody does. Both return their version, which has to be the same; the sender may return None,
+    and so may ranks > 0 that receive nothing themselves."""
     evaluates: ClassVar[tuple[str, ...] | None] = None
     """Components that ``rlinf eval`` starts; None: all."""
     trains: ClassVar[bool] = True

@@ -116,8 +116,12 @@ class SenderLink:
 
     def requests(self) -> list[Request]:
         """Wait until every receiver has asked; a SchedulerError where one died or is too late."""
-        for rank in self.receivers:
-            self._read_questions(rank)
+        before: dict[int, Request] | None = None
+        # While one is waited for, others may withdraw, and ask anew.
+        while before != self._asked or len(self._asked) < len(self.receivers):
+            before = dict(self._asked)
+            for rank in self.receivers:
+                self._read_questions(rank)
         asked, self._asked = [self._asked[rank] for rank in self.receivers], {}
         self.tickets = {request.rank: request.ticket for request in asked}
         return asked

@@ -30,6 +30,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+def test_a_value_may_be_left_to_the_recipe_above(folder: Path) -> None:
+    write(folder / "template.yaml", "base: quickstart\nmodel:\n  hidden: ???\n")
+    write(folder / "mine.yaml", "base: template.yaml\nmodel: {hidden: [8]}\n")
+    assert load_recipe("mine.yaml").data["model"]["hidden"] == [8]
+    assert load_recipe("template.yaml", ["model.hidden=[4]"]).data["model"]["hidden"] == [4]
+
+
 def test_recipe_is_found_by_name_and_by_file(folder: Path) -> None:
     assert recipe_names() == ["quickstart", "robots/arm"]
     by_name = load_recipe("robots/arm")

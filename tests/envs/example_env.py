@@ -60,6 +60,8 @@ class PointEnv(SimulatorEnv):
 
     def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
         generator = np.random.default_rng(seed)
+        if self.options.misbehaviour == "noise":  # not by the seed alone
+            generator = np.random.default_rng()
         self._position = generator.uniform(-1, 1, self.options.size).astype(np.float32)
         self._steps = 0
         self.task_id = (seed or 0) % self.options.tasks

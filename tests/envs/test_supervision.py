@@ -403,3 +403,38 @@ def test_no_listed_episode_is_forgotten_where_a_process_is_replaced_for_its_memo
     assert FaultReason.MEMORY in reasons
     assert sorted((e.episode_id, e.seed) for e in played) == episodes
     assert all(e.valid for e in played)
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_a_process_that_is_lost_between_two_chunks_repeats_no_result(point, replays):
+    """Nor does the action that follows count, where the seed alone does not decide the start."""
+    config = point("noise", processes=1, max_episode_steps=CHUNK, max_fault_rate=1.0,
+                   options={"replays": replays})  # fmt: skip
+    still = np.zeros((2, CHUNK, 2), np.float32)
+    with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
+        env.reset()
+        first = env.chunk_step(still)
+        process = psutil.Process(env.process_ids[0])
+        process.kill()
+        process.wait()
+        second = env.chunk_step(still)
+        third = env.chunk_step(still)
+    assert [episode.valid for episode in first.episodes] == [True, True]
+    assert not second.valid.any()
+    assert not second.rewards.any()
+    told = [e.episode_id for step in (first, second, third) for e in step.episodes]
+    assert len(told) == len(set(told))
+
+
+def test_a_run_that_loses_all_episodes_to_its_memory_limit_ends(point):
+    config = point("leak", at_step=1, memory_limit_mb=120, processes=1,
+                   options={"replays": False})  # fmt: skip
+
+    def play() -> None:
+        with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
+            env.reset()
+            for _ in range(60):
+                env.chunk_step(np.zeros((2, CHUNK, 2), np.float32))
+
+    with pytest.raises(RunFailure, match=r"max_fault_rate=0\.1 .*memory \d+"):
+        play()

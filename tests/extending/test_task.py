@@ -362,11 +362,6 @@ def _lost(self: Any) -> int:
     return 0
 
 
-def _unnumbered(self: Any) -> str:
-    self.send((self._preferences, self._version), "player", 0)
-    return "one"
-
-
 def _twice(self: Any) -> int:
     for _ in range(2):
         self.send((self._preferences, self._version), "player", 0)
@@ -376,10 +371,9 @@ def _twice(self: Any) -> int:
 @pytest.mark.parametrize(
     ("owner", "name", "value", "told"),
     [
-        ("Player", "receive_weights", _lost, "version 1, and receive_weights() of rank 0 returns"),
-        ("Learner", "send_weights", _twice, "version 1, and receive_weights() of rank 0 returns"),
+        ("Player", "receive_weights", _lost, "version 1, and receive_weights() of rank 0 0: it"),
+        ("Learner", "send_weights", _twice, "version 1, and receive_weights() of rank 0 0: it"),
         ("Player", "receive_weights", lambda _: None, "receive_weights() returns NoneType"),
-        ("Learner", "send_weights", _unnumbered, "send_weights() returns str"),
     ],
 )
 def test_weights_that_do_not_arrive_end_the_run(

@@ -294,6 +294,20 @@ def test_after_a_wait_that_ran_out_the_next_update_works(pair, name, runtime):
         assert sync(pair, weights, version)[1] == [(bits(weights), version, version)] * 2
 
 
+@pytest.mark.parametrize("name", ["auto", "bucket", "patch", "reference"])
+def test_one_receiver_may_ask_anew_while_another_is_waited_for(pair, name, runtime):
+    if name == "reference" and runtime == "ray":
+        pytest.skip("there are no references between processes")
+    connect(pair, CONFIGS.get(name, ReferenceConfig()))
+    weights = {"a": torch.arange(3.0)}
+    sending = pair[0].send_weights(weights, 7)
+    pair[1].execute_on(0).ask_in_vain().wait()
+    received = [pair[1].execute_on(rank).receive_bits() for rank in range(2)]
+    assert [each.wait()[0] for each in received] == [(bits(weights), 7, 7)] * 2
+    sending.wait()
+    assert sync(pair, weights, 8)[1] == [(bits(weights), 8, 8)] * 2
+
+
 @pytest.mark.parametrize("name", ["bucket", pytest.param("patch", marks=pytest.mark.slow)])
 def test_a_sender_that_dies_in_an_update_leaves_the_old_version(pair, launch, runtime, name):
     config = CONFIGS[name].model_copy(update={"bucket_size": 100_000})

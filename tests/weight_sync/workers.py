@@ -135,6 +135,11 @@ class Peer(Worker):
         with patch.object(require_process(), "deadline_seconds", 0.2):
             return self.fail_to_receive()
 
+    def ask_in_vain(self) -> None:
+        """Ask for weights, and wait no longer."""
+        self._syncer._ask()
+        self._syncer._withdraw()
+
     def tied(self) -> bool:
         weights, _ = self._syncer.receive()
         same = weights["a"].data_ptr() == weights["b"].data_ptr()

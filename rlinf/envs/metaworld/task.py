@@ -11,6 +11,7 @@ import os
 import struct
 import weakref
 from collections import OrderedDict
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any
 
@@ -65,9 +66,10 @@ class _SharedModel:
 
     def forget_painters(self) -> None:
         """Draw the next picture in a new graphics context."""
-        for painter in self._painters.values():
-            painter.close()
-        self._painters.clear()
+        lost, self._painters = self._painters, {}
+        for painter in lost.values():
+            with suppress(Exception):  # of a context that is lost
+                painter.close()
 
     def place(self, owner: Any, body_pos: np.ndarray, site_pos: np.ndarray) -> None:
         """Put the positions of ``owner`` into the model."""
@@ -356,8 +358,8 @@ class MetaWorldTask:
 
     def discard(self) -> None:
         """Release it, and what draws it, too."""
-        self.close()
         self._shared.forget_painters()
+        self.close()
 
     def _enter(self) -> None:
         if self._shared.owner is not self:

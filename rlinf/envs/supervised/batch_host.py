@@ -16,6 +16,7 @@ from rlinf.envs.supervised.host import EnvHost
 from rlinf.errors import RunFailure
 
 _FAILURES_IN_A_ROW = 3
+_BESIDE = FaultReason.NOT_REPLAYABLE
 
 
 class BatchHost(EnvHost):
@@ -270,8 +271,8 @@ class BatchHost(EnvHost):
         """Close episodes that one fault took, which counts once."""
         detail = f"its batch was lost by {fault.reason.value} in another row: {fault.summary}"
         for place, row in enumerate(rows.tolist()):
-            beside = EnvSideFault(FaultReason.NOT_REPLAYABLE, detail)
-            self._invalidate(row, beside if place else fault)
+            own = not place or fault.reason is FaultReason.NOT_REPLAYABLE
+            self._invalidate(row, fault if own else EnvSideFault(_BESIDE, detail))
 
     def _invalidate(self, row: int, fault: EnvSideFault, *, known: bool = False) -> None:
         """Close the episode of a row as faulty; nothing of its chunk counts."""

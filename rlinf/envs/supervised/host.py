@@ -307,7 +307,9 @@ class EnvHost:
         """Go on with another episode in a row that cannot be restored."""
         block, lost = self._block, "broken" in entry
         unbegun = lost and not block["begun"][row]
-        if unbegun or (block["recorded"][row] and not block["steps"][row]):
+        # Without a command in flight what is recorded is of the chunk that just ended.
+        behind = block["recorded"][row] and not block["steps"][row] and "sequence" not in entry
+        if unbegun or behind:
             # Lost in a reset, or behind it: the chunk before it stays what it was.
             if unbegun:
                 self._episodes.fails_to_begin(row, fault)
@@ -335,9 +337,12 @@ class EnvHost:
         if state is not None:
             guarded(env.set_state, decode_tree(state.tobytes()))
             return
+        shown = self._with_task(observation, row)
         if begins and not env.replayable:  # nothing is repeated
-            self._observations.write(self._with_task(observation, row), row)
-            return
+            if self._observations.shows(shown, row):
+                return
+            detail = "the env had to be built anew, and its seed leads to another start by now"
+            raise EnvSideFault(FaultReason.NOT_REPLAYABLE, detail)
         for action in block["log"][row, : int(block["steps"][row])].copy():
             observation = self._step_env(env, action, blind=False)[0]
         if not self._observations.shows(self._with_task(observation, row), row):

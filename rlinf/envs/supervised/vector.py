@@ -285,14 +285,17 @@ class SupervisedVectorEnv(VectorEnv):
         self._unplayed += [
             unplayed_record(self.numbers[each.pop("row")], **each) for each in report.unplayed
         ]
+        lossy = any(f["reason"] == FaultReason.NOT_REPLAYABLE.value for f in report.faults)
         for fault in report.faults:
             row = fault["row"]
             env = self.numbers[row] if row >= 0 else -1
             reason = FaultReason(fault["reason"])
             noted = EnvFault(env, reason, fault["detail"], fault["episode"])
             self._faults.append(noted)
-            # An episode goes on that was lost for memory; what was lost with it has its own cause.
-            sound = reason in (FaultReason.MEMORY, FaultReason.NOT_REPLAYABLE)
+            # What was lost for memory goes on, where it can; what cannot has its cause beside it.
+            sound = reason is FaultReason.NOT_REPLAYABLE or (
+                reason is FaultReason.MEMORY and not lossy
+            )
             if not sound and not (self.config.leave_out_failing_tasks and fault["never_began"]):
                 self._watch.note_fault(noted)
             if row >= 0 and row // (self.num_envs // self.stages) not in self._in_flight:

@@ -44,9 +44,9 @@ class TokenPolicy(VLAPolicy):
     tokens: ActionTokens
 
     @property
-    @abstractmethod
     def vision(self) -> torch.nn.Module:
         """What reads pictures."""
+        raise NotImplementedError(f"{type(self).__name__} does not say what reads pictures")
 
     def __init__(
         self, config: TokenConfig, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0

@@ -107,6 +107,9 @@ def report(error: Exception) -> int:
     if too_long and reporting.log is None and not reporting.debug:
         complain(f"{shortened(str(origin), 200)}; nearest: a path that can be one")
         return USER_ERROR
+    if isinstance(origin, RuntimeError) and "home directory" in str(origin):
+        complain("a path begins with ~NAME, and there is no user NAME; nearest: ~/NAME, or ./~NAME")
+        return USER_ERROR
     full = _full_disk(origin)
     if full is not None and not reporting.debug:
         complain(full, label="failure")

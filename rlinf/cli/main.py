@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -74,6 +75,14 @@ def _options(
     """Reinforcement-learning post-training for models that act."""
 
 
+def _at_home(argument: str) -> str:
+    """An option whose path begins at home: shells expand `~` at the start of a word alone."""
+    option, equals, value = argument.partition("=")
+    if option.startswith("--") and equals and value.startswith("~/"):
+        return f"{option}={Path.home()}{value[1:]}"
+    return argument
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of the process, and return the exit code of the process."""
     reporting.debug, reporting.log = False, None
@@ -81,7 +90,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # of a terminal that lacks a character
     with lasting("stderr"):
         try:
-            app(args=None if arguments is None else list(arguments))
+            given = sys.argv[1:] if arguments is None else arguments
+            app(args=[_at_home(each) for each in given])
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:

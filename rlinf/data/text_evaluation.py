@@ -6,10 +6,11 @@ See :mod:`rlinf.data.specifications`.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -60,8 +61,17 @@ class TextEvaluationSpec(HashedSpec):
             raise ConfigError("an evaluation needs at least one prompt")
         if len(set(self.prompt_ids)) < len(self.prompt_ids):
             raise ConfigError("an evaluation lists every prompt once")
-        if self.samples < 1:
+        numbers = {"samples": self.samples, "seed": self.seed}
+        for name, value in [*numbers.items(), *(("prompt_ids", each) for each in self.prompt_ids)]:
+            if type(value) is not int or value < 0:
+                raise ConfigError(f"{name}: {value!r} is no whole number from 0 on")
+        if not self.samples:
             raise ConfigError(f"an evaluation needs samples of each prompt, not {self.samples}")
+        if type(self.threshold) not in (int, float) or not math.isfinite(self.threshold):
+            raise ConfigError(f"threshold: {self.threshold!r} is no number")
+        if self.answers not in (None, *get_args(AnswerKind)):
+            known = ", ".join(get_args(AnswerKind))
+            raise ConfigError(f"answers: {self.answers!r} is none of: {known}, null")
 
     @classmethod
     def of(
@@ -69,18 +79,21 @@ class TextEvaluationSpec(HashedSpec):
     ) -> TextEvaluationSpec:
         """The specification of a prompt set, or of some of its prompts, which must be in it."""
         ids = tuple(range(len(dataset)) if prompt_ids is None else prompt_ids)
-        strangers = [number for number in ids if not 0 <= number < len(dataset)]
-        if strangers:
-            raise ConfigError(f"the set has prompts 0 to {len(dataset) - 1}, not {strangers[0]}")
-        return cls(dataset_sha256=dataset.sha256, prompt_ids=ids, **rest)
+        found = cls(dataset_sha256=dataset.sha256, prompt_ids=ids, **rest)
+        found.check_dataset(dataset)
+        return found
 
     def check_dataset(self, dataset: PromptDataset) -> None:
-        """Refuse, by a ConfigError, another prompt set than the one that was specified."""
+        """Refuse, by a ConfigError, another prompt set than the one that was specified, and prompts
+        that it has not."""
         if dataset.sha256 != self.dataset_sha256:
             raise ConfigError(
                 f"the specification is of prompt set {self.dataset_sha256[:12]}…, this one is "
                 f"{dataset.sha256[:12]}…: its prompts, answers, template or tokenizer differ"
             )
+        strangers = [number for number in self.prompt_ids if not 0 <= number < len(dataset)]
+        if strangers:
+            raise ConfigError(f"the set has prompts 0 to {len(dataset) - 1}, not {strangers[0]}")
 
     def seeds(self, prompt_id: int) -> tuple[int, ...]:
         """[n] seeds of a prompt's completions, of 63 bits; they depend on nothing else."""

@@ -130,13 +130,17 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
             color="tab:orange",
             label="evaluation, 95 % interval",
         )
-    if kind is SUPERVISED:
-        _draw_line(left, curve.series(VALIDATION_LOSS), "validation loss", "tab:orange")
+    _draw_line(right, curve.series(kind.value[0]), kind.value[1], "tab:blue")
+    right.set_ylabel(kind.value[1])
+    validated = curve.series(VALIDATION_LOSS) if kind is SUPERVISED else []
+    if kind is SUPERVISED and not evaluated:
+        _draw_line(left, validated, "validation loss", "tab:orange")
         left.set_ylabel("validation loss")
     else:
         _success_axis(left)
-    _draw_line(right, curve.series(kind.value[0]), kind.value[1], "tab:blue")
-    right.set_ylabel(kind.value[1])
+        if validated:
+            _draw_line(right, validated, "validation loss", "tab:orange")
+            right.legend(fontsize="small")
     for axes in (left, right):
         _time_axis(axes, curve.seconds())
     return _save(figure, Path(path) if path else Path(run_dir) / "learning_curve.png")

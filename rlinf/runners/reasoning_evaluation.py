@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.checkpoint.files import is_disk_full
 from rlinf.config.dump import to_data
+from rlinf.config.nearest import did_you_mean
+from rlinf.config.validate import validate
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_evaluation import (
@@ -87,6 +89,13 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
                 f"the evaluation specification is for the reward {dict(spec.reward)}, the run has "
                 f"{own}: evaluate a run of that reward, or write a specification for this one"
             )
+        functions = self._config.reward.functions
+        if spec.part is not None and spec.part not in functions:
+            raise ConfigError(
+                f"the evaluation specification has part: {spec.part!r}; "
+                f"{did_you_mean(spec.part, functions)}"
+            )
+        sampling_of(spec)
 
     def play(self, groups: Groups, spec: TextEvaluationSpec, name: str) -> TextEvaluationResult:
         """Answer the prompts of a specification."""
@@ -114,6 +123,11 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
                 "the run has no validation prompts; name files in data.files.validation"
             )
         return self._dataset
+
+
+def sampling_of(spec: TextEvaluationSpec) -> SamplingConfig:
+    """How a specification says that tokens are drawn; ConfigError where it cannot be."""
+    return validate(SamplingConfig, spec.sampling, "sampling of the evaluation specification")
 
 
 def answering_step(flow: Flow) -> None:
@@ -144,7 +158,7 @@ def answer_prompts(
             "rollout": {
                 "prompts": [(number, dataset[number]) for number in spec.prompt_ids],
                 "seeds": [spec.seeds(number) for number in spec.prompt_ids],
-                "sampling": SamplingConfig(**spec.sampling),
+                "sampling": sampling_of(spec),
             }
         },
         sources=len(spec.prompt_ids),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ from rlinf.workers.config.supervised import SupervisedRunConfig
 if TYPE_CHECKING:
     from rlinf.flow.executor import Arguments, StepReport
     from rlinf.runners.run import Run
+
+log = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=SupervisedRunConfig)
 
@@ -70,6 +73,10 @@ class SupervisedTask(Task[ConfigT]):
         due = self.config.validates_after(step)
         return {"source": {"step": step, "validate": due}, "actor": {"step": step}}
 
+    def draw(self, *, worst: bool = False) -> Arguments:
+        """Whether the source hands out its longest rows."""
+        return {"source": {"longest": True}} if worst else {}
+
     def metrics(self, report: StepReport, *, step: int, seconds: float) -> dict[str, float]:
         """What both returned, and totals of the run."""
         found = super().metrics(report, step=step, seconds=seconds)
@@ -90,8 +97,17 @@ class SupervisedTask(Task[ConfigT]):
         return self.config.validation.interval if self.config.data.validates else 0
 
     def begin(self, run: Run) -> None:
-        """Say what was read, and what was left out."""
+        """Say what was read, what was left out, and that nothing will be validated."""
         print(run.groups.started["source"][0], flush=True)
+        interval, steps = self.config.validation.interval, self.config.training_steps
+        if self.config.data.validates and interval > steps:
+            log.warning(
+                "validation.interval = %d is more than the %d steps of the run, so that nothing is "
+                "validated; nearest: %d",
+                interval,
+                steps,
+                steps,
+            )
 
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """The loss of the validation of this step, by which the best weights are kept."""

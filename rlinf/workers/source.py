@@ -47,6 +47,11 @@ class Texts:
     def __len__(self) -> int:
         return len(self._examples)
 
+    def longest(self, count: int) -> Rows:
+        """The rows of most tokens, over again where there are fewer."""
+        lengths = [len(each.prompt) + len(each.target) for each in self._examples.examples]
+        return np.resize(np.argsort(lengths, kind="stable")[::-1], count)
+
     def batch(self, rows: Rows) -> Batch:
         """Some rows; terms are the tokens of the answers."""
         chosen = [self._examples.examples[row] for row in rows]
@@ -69,6 +74,10 @@ class Chunks:
 
     def __len__(self) -> int:
         return int(self._firsts[-1])
+
+    def longest(self, count: int) -> Rows:
+        """Any rows: all are of one size."""
+        return np.resize(np.arange(len(self)), count)
 
     def draws(self, seed: int) -> Draws | WeightedDraws:
         """The order in which they are drawn."""
@@ -150,13 +159,17 @@ class SourceWorker(StageWorker):
         self._draws = Draws(len(self._train), seed=config.order_seed)
         return sets.report
 
-    def draw(self, *, step: int, validate: bool) -> Generator[Emit, None, dict[str, Any]]:
-        """Stage: the global batch of a step, from 0, and what validates after it, where due.
+    def draw(
+        self, *, step: int, validate: bool, longest: bool = False
+    ) -> Generator[Emit, None, dict[str, Any]]:
+        """Stage: the global batch of a step, from 0, and what validates after it, where due; with
+        ``longest`` of the longest rows, to see what memory they take.
 
         Returns how often the rows have been passed over, on average.
         """
         size = self._config.actor.global_batch_size
-        batch = self._train.batch(self._draws.batch(step, size))
+        drawn = self._draws.batch(step, size)
+        batch = self._train.batch(self._train.longest(size) if longest else drawn)
         if isinstance(self._config, BehaviourCloningConfig):
             batch = _varied(batch, self._config.data, self._config.order_seed, step)
         yield Emit("batches", 0, batch)

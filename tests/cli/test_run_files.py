@@ -151,3 +151,19 @@ def test_a_language_model_is_evaluated_where_the_prompts_of_the_training_are_gon
 
     assert main(["resume", str(run), "runner.total_steps=2"]) == 2
     assert f"{train}" in capsys.readouterr().err
+
+
+def test_an_option_may_begin_at_home(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shells expand `~` at the start of a word, and not behind `=`."""
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    words = ["record", "quickstart", "--episodes", "1", "--num-envs", "1", "--out=~/demo"]
+    assert main(words) == 0
+    assert (tmp_path / "demo" / "frames.safetensors").is_file()
+    assert list((tmp_path / "work").iterdir()) == []
+    capsys.readouterr()
+    assert main(["eval", "~nobody-has-this-name/run"]) == 2
+    assert "a path begins with ~NAME, and there is no user NAME" in capsys.readouterr().err

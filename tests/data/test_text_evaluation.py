@@ -278,3 +278,28 @@ def test_outcomes_of_groups_and_what_is_told_beside_the_scores():
                         completions=group.completions)  # fmt: skip
     with pytest.raises(ValueError, match="no scores"):
         PromptOutcome.of(group, threshold=1.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"prompt_ids": ("0", 1)}, "prompt_ids: '0' is no whole number from 0 on"),
+        ({"prompt_ids": (0, -1)}, "prompt_ids: -1 is no whole number from 0 on"),
+        ({"prompt_ids": (0, True)}, "prompt_ids: True is no whole number"),
+        ({"samples": 2.0}, "samples: 2.0 is no whole number"),
+        ({"samples": 0}, "needs samples of each prompt"),
+        ({"seed": None}, "seed: None is no whole number"),
+        ({"threshold": "0.5"}, "threshold: '0.5' is no number"),
+        ({"threshold": float("nan")}, "threshold: nan is no number"),
+        ({"answers": "letters"}, "answers: 'letters' is none of: math, letter, null"),
+    ],
+)
+def test_a_specification_that_was_written_by_hand_is_looked_at(changes, told):
+    with pytest.raises(ConfigError, match=told):
+        replace(a_spec(), **changes)
+
+
+def test_prompts_that_a_set_has_not_are_refused():
+    spec = replace(a_spec(4), prompt_ids=(0, 4))
+    with pytest.raises(ConfigError, match="the set has prompts 0 to 3, not 4"):
+        spec.check_dataset(a_dataset(4))

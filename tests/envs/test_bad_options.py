@@ -33,6 +33,9 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("gsenv", {"task": "GSEnv-PutCubeOnPlat-v0"}, "task", "GSEnv-PutCubeOnPlate-v0"),
     ("isaaclab", {"task": "Isaac-Cartpol", "offline": True}, "task", "Isaac-Cartpole"),
     ("roboverse", {"task": "libero.pick_butter", "simulator": "mujco"}, "simulator", "mujoco"),
+    ("roboverse", {"task": "libero.pick_butter", "image_size": 0}, "image_size", "nearest: 32"),
+    ("roboverse", {"task": "libero.pick_butter", "device": "cud:7"}, "device", "known: cpu"),
+    ("gsenv", {"render_batch": 0}, "render_batch", "nearest: 1"),
     ("maniskill", {"task": "PushCub-v1"}, "task", "PushCube-v1"),
     (
         "maniskill",

@@ -284,6 +284,26 @@ def test_robotwin_words_are_those_of_the_reset(here: Callable[..., Any]) -> None
     assert instruction_text(other["instruction"][0]) == "Get that pot up."
 
 
+@pytest.mark.parametrize(
+    ("name", "shades"),
+    [
+        ("robotwin", {"main_images": 40, "wrist_images": (50, 60)}),
+        ("behavior", {"main_images": 90, "wrist_images": (100, 110)}),
+        # The cameras of its stand-in: left and right of the robot, and the hand's.
+        ("robocasa", {"main_images": 50, "extra_view_images": (100,), "wrist_images": 150}),
+    ],
+)
+def test_each_picture_is_of_its_own_camera(
+    here: Callable[..., Any], name: str, shades: dict[str, Any]
+) -> None:
+    env = here(name, 1) if name != "robocasa" else here(name)
+    seen = env.reset(rows(0), rows(1)) if name != "robocasa" else env.reset(seed=1)[0]
+    for key, shade in shades.items():
+        pictures = seen[key] if name == "robocasa" else seen[key][0]
+        found = pictures[..., 1, 1, 0]
+        assert found.tolist() == (list(shade) if isinstance(shade, tuple) else shade), key
+
+
 def test_robotwin_pictures_are_cropped_about_the_centre(here: Callable[..., Any]) -> None:
     seen = here("robotwin", 1).reset(rows(0), rows(1))["main_images"][0]
     assert seen.shape == (224, 224, 3)

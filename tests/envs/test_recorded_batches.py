@@ -12,6 +12,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from scipy.spatial.transform import Rotation
 
 from rlinf.cli.main import main
 from rlinf.envs import installation
@@ -254,6 +255,19 @@ def test_roboverse_moves_the_hand_along_the_axes_of_the_world(batch: Any) -> Non
     assert np.allclose(after[0, 3:6], [0, 0, quarter + 0.05], atol=1e-5)
     assert np.allclose(after[1, :6], before[1, :6], atol=1e-5)
     assert np.allclose(after[:, 6:], [[0.04, 0.04], [0, 0]])  # the gripper opened, and closed
+
+
+def test_roboverse_turns_the_hand_about_the_axes_of_the_world(batch: Any) -> None:
+    """Not about its own, which are a quarter turn away: about x and z these do not commute."""
+    roboverse = batch("roboverse", 1)
+    before = roboverse.reset(np.arange(1), np.zeros(1, np.int64))["proprioception"][0, 3:6]
+    action = np.array([[0, 0, 0, 1, 0, 0, 1]], np.float32)
+    after = roboverse.step(action).observations["proprioception"][0, 3:6]
+    turned = Rotation.from_rotvec([0.05, 0, 0]) * Rotation.from_rotvec(before)
+    assert np.allclose(after, turned.as_rotvec(), atol=1e-5)
+    seen = roboverse._seen
+    shown = [int(seen[key][0, 0, 0, 0]) for key in ("main_images", "wrist_images")]
+    assert shown[1] == shown[0] + 5  # of the camera at the wrist
 
 
 def test_roboverse_is_given_joints_by_name_and_a_seed_in_the_order_of_the_chain(batch: Any) -> None:

@@ -55,6 +55,24 @@ def test_learning_curve_is_drawn(tmp_path, steps, evaluated):
     assert picture[..., :3].std() > 0.05
 
 
+@pytest.mark.parametrize("evaluated", [True, False])
+def test_rates_and_losses_have_axes_of_their_own(tmp_path, evaluated, monkeypatch):
+    shown = {}
+    monkeypatch.setattr("rlinf.monitor.curve._save", lambda figure, path: shown.update(
+        {axes.get_ylabel(): {line.get_label() for line in axes.get_lines()}
+         for axes in figure.axes}))  # fmt: skip
+    with MetricsLog(tmp_path, LoggerConfig(backends=())) as log:
+        for step in range(1, 5):
+            metrics = {"train/loss": 1.0 / step, "validation/loss": 2.0 / step, "time/step": 0.5}
+            log.log(step, metrics | ({"eval/success": 0.25 * step} if evaluated else {}))
+    write_learning_curve(tmp_path)
+    if evaluated:
+        assert shown["loss"] == {"loss", "validation loss"}
+        assert not any("loss" in label for label in shown["success rate"])
+    else:
+        assert (shown["validation loss"], shown["loss"]) == ({"validation loss"}, {"loss"})
+
+
 @pytest.mark.parametrize("against", ["steps", "seconds"])
 @pytest.mark.parametrize("metric", ["eval/success", "env/return"])
 def test_several_runs_in_one_picture(tmp_path, against, metric):

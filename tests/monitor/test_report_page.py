@@ -14,6 +14,7 @@ import pytest
 
 from rlinf.monitor.curve import Curve
 from rlinf.monitor.decisions import Decision, note_decision, read_decisions
+from rlinf.monitor.report.charts import chart_data
 from rlinf.monitor.report.flow_picture import Arrow, Graph, NodeBox, StageBox, draw_graph
 from rlinf.monitor.report.page import RunReport, render, write_report
 
@@ -255,3 +256,14 @@ def test_next_and_previous_reach_every_step_where_steps_overlap(tmp_path: Path) 
     assert found is not None
     steps = [int(label.removeprefix("step ")) for label in found[1].split(",")]
     assert steps == [4, 3, 2, 1, 1, 2, 3, 4, 5, 5]
+
+
+def test_charts_of_a_supervised_run_show_both_losses() -> None:
+    lines = [
+        {"step": float(step), "train/loss": 2.0 / step, "time/step": 0.1}
+        | ({"validation/loss": 2.5 / step} if step % 2 == 0 else {})
+        for step in range(1, 7)
+    ]
+    (chart,) = [each for each in chart_data(Curve(lines)) if each["title"] == "loss"]
+    assert [each["label"] for each in chart["series"]] == ["loss", "validation"]
+    assert [x for x, _ in chart["series"][1]["points"]] == [2, 4, 6]

@@ -44,6 +44,15 @@ def test_a_specification_of_another_reward_and_prompts_that_are_not_there_are_re
     replace(spec, reward=other).save(tmp_path / "spec.json")
     with pytest.raises(ConfigError, match=r"for the reward .*0\.5.*the run has .*0\.2"):
         evaluate(Reasoning, run, spec=tmp_path / "spec.json")
+    for changes, told in (
+        ({"part": "nothere"}, r"part: 'nothere'; known: answer"),
+        ({"sampling": {**spec.sampling, "temperature": -1}}, r"temperature = -1: must be > 0"),
+        ({"sampling": {"temperatur": 1.0}}, r"did you mean `temperature`"),
+        ({"prompt_ids": (0, 500)}, r"the set has prompts 0 to \d+, not 500"),
+    ):
+        replace(spec, **changes).save(tmp_path / "spec.json")
+        with pytest.raises(ConfigError, match=told):
+            evaluate(Reasoning, run, spec=tmp_path / "spec.json")
     with pytest.raises(ConfigError, match=r"--episodes 9999: there are (\d+) prompts; nearest: \1"):
         evaluate(Reasoning, run, items=9999)
 

@@ -15,9 +15,11 @@ import pytest
 from rlinf.checkpoint import store as store_module
 from rlinf.checkpoint.manifest import Manifest
 from rlinf.cli.main import main
+from rlinf.data.text_examples import TextExample, TextExamples
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.behaviour_cloning import BehaviourCloning
 from rlinf.runners.evaluation import evaluate
+from rlinf.workers.source import Texts
 
 from . import reasoning_support, support
 from .supervised_support import (
@@ -264,6 +266,25 @@ def test_a_policy_learns_by_adapters_and_is_left_behind_whole(tmp_path: Path) ->
     assert lines[-1]["train/loss"] < lines[0]["train/loss"]
     assert weights(tmp_path / "run").keys() == weights(tmp_path / "whole").keys()
     assert main(["eval", str(tmp_path / "run"), "--episodes", "4"]) == 0
+
+
+def test_a_validation_that_never_comes_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_recipe(write_cloning(tmp_path), tmp_path / "run", "validation.interval=50")
+    told = "validation.interval = 50 is more than the 6 steps of the run"
+    assert caplog.text.count(told) == 1
+
+
+def test_the_longest_rows_are_those_of_most_tokens() -> None:
+    """So that memory is looked at with them."""
+    lengths = [3, 9, 2, 7, 5]
+    examples = tuple(
+        TextExample(np.zeros(length - 1, np.int64), np.zeros(1, np.int64)) for length in lengths
+    )
+    rows = Texts(TextExamples(examples, ""))
+    assert [lengths[row] for row in rows.longest(3)] == [9, 7, 5]
+    assert [lengths[row] for row in rows.longest(7)] == [9, 7, 5, 3, 2, 9, 7]
 
 
 def test_a_run_without_validation_can_be_used(tmp_path: Path) -> None:

@@ -272,6 +272,14 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
     seed: int = Field(default=0, ge=0)
     """Seed of the order."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_both(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("task") and data.get("files"):
+            why = "takes the place of `files`, and has held-out prompts of its own"
+            raise illegal("task", why, hint="write one of the two")
+        return data
+
     @model_validator(mode="after")
     def _check_source(self) -> Self:
         if self.files is None and self.task is None:
@@ -279,8 +287,6 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
                 "files", "no prompts are named", hint="write `files` or `task`, for example "
                 "task.type: sorting",
             )  # fmt: skip
-        if self.files is not None and self.task is not None:
-            raise illegal("task", "takes the place of `files`", hint="write one of the two")
         return self
 
     @property

@@ -51,7 +51,10 @@ def _source(value: Any, key: str, folder: Path) -> Source:
             raise UnusableRecordError(f"`{key}` holds no base64: {error}") from error
     if "://" in value:
         raise UnusableRecordError(f"`{key}` is the address {value}; nothing is downloaded")
-    return folder / Path(value).expanduser()
+    try:
+        return folder / Path(value).expanduser()
+    except RuntimeError as error:  # ~NAME of nobody
+        raise UnusableRecordError(f"`{key}`, {value}, is in no home directory") from error
 
 
 def _read(source: Source) -> bytes:

@@ -117,6 +117,9 @@ class GSEnv(SimulatorBatch):
         source_on_path()
         require_package("gsenv", cls.requirements)
         require_known("task", options.task, TASKS)
+        if options.render_batch < 1:
+            why = f"{options.render_batch} is not a number of rows; nearest: 1"
+            raise ConfigError(why, key="options.render_batch")
         if max_episode_steps > STEPS:
             raise ConfigError(
                 f"`{options.task}` itself ends an episode after {STEPS} steps; nearest: {STEPS}",

@@ -16,8 +16,9 @@ from rlinf.envs.base import (
     SimulatorBatch,
     require_known,
     require_package,
+    require_picture_sizes,
 )
-from rlinf.envs.batches import row_space, source_on_path, to_numpy
+from rlinf.envs.batches import require_device, row_space, source_on_path, to_numpy
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -104,7 +105,10 @@ class RoboVerseEnv(SimulatorBatch):
         from metasim.utils.ik_solver import setup_ik_solver
 
         self._torch: Any = torch
-        task = get_task_class(options.task)
+        try:
+            task = get_task_class(options.task)
+        except KeyError as error:
+            raise ConfigError(str(error.args[0]), key="options.task") from error
         # It belongs to the class; each batch, and what it tells its simulator, has its own.
         scenario = copy.deepcopy(task.scenario).update(
             robots=[options.robot],
@@ -113,6 +117,8 @@ class RoboVerseEnv(SimulatorBatch):
             headless=True,
         )
         self._robot: Any = scenario.robots[0]
+        if isinstance(self._robot, str):  # one that it knows is a description by now
+            raise ConfigError(f"RoboVerse has no robot `{options.robot}`", key="options.robot")
         scenario.update(cameras=_cameras(options, self._robot))
         self._env: Any = task(scenario=scenario, device=options.device)
         self._starts = self._recorded_starts()
@@ -136,6 +142,8 @@ class RoboVerseEnv(SimulatorBatch):
         require_package("roboverse", cls.requirements)
         require_known("simulator", options.simulator, SIMULATORS)
         require_known("solver", options.solver, SOLVERS)
+        require_device(options.device)
+        require_picture_sizes(options)
 
     def reset(self, rows: np.ndarray, seeds: np.ndarray) -> Observation:
         """Start episodes in some rows."""

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from rlinf.monitor.curve import EVAL_HIGH, EVAL_LOW, EVAL_SUCCESS, STEP_TIME, Curve
+from rlinf.monitor.curve import (
+    EVAL_HIGH,
+    EVAL_LOW,
+    EVAL_SUCCESS,
+    STEP_TIME,
+    SUPERVISED,
+    VALIDATION_LOSS,
+    Curve,
+)
 from rlinf.monitor.report.trace import WORK, Interval, Span, Trace
 
 _RECENT = 10
@@ -41,9 +49,10 @@ def chart_data(curve: Curve) -> list[dict[str, Any]]:
     if kind.success is not None:
         success.append(_series(curve, kind.success[0], kind.success[1]))
     charts.append(_chart("success rate", kind.steps[1], success, bounds=(0.0, 1.0)))
-    charts.append(
-        _chart(kind.value[1], kind.steps[1], [_series(curve, kind.value[0], kind.value[1])])
-    )
+    value = [_series(curve, kind.value[0], kind.value[1])]
+    if kind is SUPERVISED:
+        value.append(_series(curve, VALIDATION_LOSS, "validation"))
+    charts.append(_chart(kind.value[1], kind.steps[1], value))
     names = list(dict.fromkeys(name for line in curve.lines for name in line))
     times = [name for name in names if name.startswith("time/") and name != "time/eval"]
     stages = [_series(curve, name, name.removeprefix("time/")) for name in times]

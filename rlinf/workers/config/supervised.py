@@ -311,7 +311,10 @@ def _traits(config: SupervisedRunConfig) -> PlanningTraits:
         concurrent=frozenset(),
         packages=("transformers",) if isinstance(config.model, LanguageModelConfig) else (),
         sections=timed_sections(config, ("actor", "data")),
-        worst_case=("runner.total_steps=1",),
+        worst_case=(
+            "runner.total_steps=1",
+            *(("validation.interval=1",) if config.data.validates else ()),
+        ),
         memory_knobs=(
             Knob("actor.max_tokens_per_micro_batch", most)
             if most

@@ -147,6 +147,7 @@ BROKEN = {
     "is thin": (record("thin.png"), "aspect ratio"),
     "no path": (record(5), "`images` is a path or the bytes of a picture, not int"),
     "far away": (record("https://a.b/c.png"), "nothing is downloaded"),
+    "at nobody's home": (record("~nobody-has-this-name/c.png"), "is in no home directory"),
     "no base64": (record("data:image/png;base64,?"), "holds no base64"),
     "one too few": (record("a.png", "<image> <image>"), "has 2 times <image> for 1 pictures"),
     "none for a mark": (record([], "<image>?"), "has 1 times <image> for 0 pictures"),

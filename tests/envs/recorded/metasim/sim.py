@@ -91,7 +91,10 @@ class Handler:
         shade = (80 + 100 * hand[rows, 0].clamp(0, 1)).to(torch.uint8).view(-1, 1, 1, 1)
         cameras = {
             camera.name: CameraState(
-                rgb=shade.expand(len(shade), camera.height, camera.width, 3).clone(), depth=None
+                rgb=(shade + 5 * ("wrist" in camera.name))
+                .expand(len(shade), camera.height, camera.width, 3)
+                .clone(),
+                depth=None,
             )
             for camera in self.cameras
         }

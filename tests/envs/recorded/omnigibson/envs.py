@@ -38,8 +38,8 @@ class Environment:
         found: dict[str, Any] = {"proprio": proprio}
         if "rgb" in self.robot["obs_modalities"]:
             name = self.robot["name"]
-            for camera, size in SIZES.items():
-                picture = th.full((size, size, 4), 90, dtype=th.uint8)
+            for place, (camera, size) in enumerate(SIZES.items()):
+                picture = th.full((size, size, 4), 90 + 10 * place, dtype=th.uint8)
                 picture[..., 3] = 255
                 found[f"{name}:{camera}_link:Camera:0"] = {"rgb": picture}
         return {self.robot["name"]: found}, {}

@@ -46,12 +46,17 @@ class Task:
         return self.instruction
 
     def get_obs(self) -> dict[str, Any]:
-        picture = np.full((240, 320, 3), 40, np.uint8)
-        picture[120, 160] = 250  # the centre
-        picture[0, 0] = 99  # a corner
+        def picture(shade: int) -> np.ndarray:
+            drawn = np.full((240, 320, 3), shade, np.uint8)
+            drawn[120, 160] = 250  # the centre
+            drawn[0, 0] = 99  # a corner
+            return drawn
+
         cameras = ["head_camera", *(["left_camera", "right_camera"] if self.wrists else [])]
         return {
-            "observation": {camera: {"rgb": picture.copy()} for camera in cameras},
+            "observation": {
+                camera: {"rgb": picture(40 + 10 * place)} for place, camera in enumerate(cameras)
+            },
             "joint_action": {"vector": self.joints.copy()},
         }
 

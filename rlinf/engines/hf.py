@@ -40,6 +40,7 @@ from rlinf.engines.weight_files import adopt_weights, assign_weights
 from rlinf.errors import ConfigError
 from rlinf.models.language import architecture_class, saved_buffers
 from rlinf.models.vision_language import set_text_attention, vision_of
+from rlinf.scheduler.accelerators import AcceleratorUtil
 from rlinf.scheduler.process import own_device
 
 _READ = {"cpu": 1024}
@@ -163,6 +164,7 @@ class HFEngine(Engine):
         if not self._shared:
             self._device = self._model.device
             self._model.to("cpu")
+            AcceleratorUtil.empty_cache(self._device)
 
     def restore_memory(self) -> None:
         """Bring the engine's own weights back; caches are allocated when needed."""

@@ -122,7 +122,11 @@ class StageWorker(Worker):
     def place(self) -> WorkerPlace:
         """The process and the devices of this worker."""
         devices = tuple(self.global_accelerator_ids or [self._cluster_node_rank])
-        memory = dict(zip(devices, accelerator_memory(self.torch_platform), strict=False))
+        # Workers that are threads of one process see the devices of all.
+        shared = require_process().runtime == "local"
+        numbers = self.global_accelerator_ids if shared else None
+        found = accelerator_memory(self.torch_platform, numbers)
+        memory = dict(zip(devices, found, strict=False))
         return WorkerPlace(self._worker_name, os.getpid(), devices, memory)
 
     @property
@@ -184,7 +188,9 @@ class StageWorker(Worker):
         if not call.watch_memory:
             return nullcontext()
         own = require_process().runtime != "local"
-        return MemoryWatch(own_process=own, platform=self.torch_platform)
+        number = self.compute_device.partition(":")[2]
+        device = int(number) if number else None
+        return MemoryWatch(own_process=own, platform=self.torch_platform, number=device)
 
     def pending_items(self, ports: list[InputPort]) -> list[Item]:
         """Items that wait for a stage which has not begun; they stay where they are.

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -104,15 +105,18 @@ class Held:
 class MemoryWatch:
     """Measures the memory that a part of a program holds; a context manager.
 
-    On an accelerator (``platform`` is torch's module for it) it is what torch allocated there.
+    On an accelerator (``platform`` is torch's module for it, ``number`` the device, None the
+    current one) it is what torch allocated there.
     Without one, and with a process of its own, it is that of the process and all that it started.
     Where several workers are threads of one process, theirs cannot be told apart: measured is the
     growth of the process while the part runs, sampled every 5 ms, with that of all parts that run
     at the same time.
     """
 
-    def __init__(self, *, own_process: bool, platform: Any = None) -> None:
-        self._own = own_process
+    def __init__(
+        self, *, own_process: bool, platform: Any = None, number: int | None = None
+    ) -> None:
+        self._own, self._number = own_process, number
         self._device = _in_use(platform)
         self._stop = threading.Event()
         self._most = 0
@@ -121,7 +125,7 @@ class MemoryWatch:
 
     def __enter__(self) -> MemoryWatch:
         if self._device is not None:
-            self._device.reset_peak_memory_stats()
+            self._device.reset_peak_memory_stats(self._number)
             return self
         return_freed_memory()
         if self._own:
@@ -140,7 +144,8 @@ class MemoryWatch:
     def held(self) -> Held:
         """What was held since the beginning, up to now."""
         if self._device is not None:
-            return Held(self._device.max_memory_allocated(), self._device.memory_allocated())
+            most = self._device.max_memory_allocated(self._number)
+            return Held(most, self._device.memory_allocated(self._number))
         self._most = max(self._most, _own_rss())
         return_freed_memory()
         if self._own:
@@ -164,12 +169,14 @@ def _in_use(platform: Any) -> Any:
     return platform if platform is not None and platform.is_initialized() else None
 
 
-def accelerator_memory(platform: Any) -> list[int]:
-    """Memory of each accelerator that this process computes on [bytes]; empty on a CPU."""
+def accelerator_memory(platform: Any, numbers: Sequence[int] | None = None) -> list[int]:
+    """Memory of accelerators [bytes], by their numbers in this process, None: of all that it sees;
+    empty on a CPU."""
     device = _in_use(platform)
     if device is None:
         return []
-    return [int(device.mem_get_info(number)[1]) for number in range(device.device_count())]
+    wanted = range(device.device_count()) if numbers is None else numbers
+    return [int(device.mem_get_info(number)[1]) for number in wanted]
 
 
 class TreeWatch:

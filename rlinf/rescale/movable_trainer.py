@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from rlinf.scheduler.accelerators import AcceleratorUtil
 from rlinf.trainers.modules import POLICY, TrainedModules
 from rlinf.trainers.ranks import Grid
 from rlinf.trainers.sharded import replace_parameters
@@ -176,6 +177,8 @@ class Transfer:
             parts = torch.split(taken, [target.numel() for target in targets])
             for target, part in zip(targets, parts, strict=True):
                 target.copy_(part.view(target.shape))
+        if device.type != "cpu":  # there a wait orders what follows, and says of no failure yet
+            torch.get_device_module(device).synchronize()
 
     def _exchange(self, operations: list[dist.P2POp]) -> None:
         self._exchanged = True
@@ -319,3 +322,4 @@ class MovableTrainer:
         ``numbers`` are those of a rank that had a part, where this one joins.
         """
         self.trainer.adopt(prepared.trained, prepared.reference, prepared.ranks, numbers)
+        AcceleratorUtil.empty_cache(self.trainer.modules.ranks.device)

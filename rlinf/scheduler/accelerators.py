@@ -248,6 +248,15 @@ class AcceleratorUtil:
         return _row(accelerator_type).torch_platform()
 
     @staticmethod
+    def empty_cache(device: Any) -> None:
+        """Let others have the device memory that torch of this process keeps and does not use."""
+        import torch
+
+        kind = torch.device(device).type
+        if kind != "cpu":
+            torch.get_device_module(kind).empty_cache()
+
+    @staticmethod
     def get_device_type(accelerator_type: AcceleratorType) -> str | None:
         """Device string of torch, None without an accelerator."""
         return _row(accelerator_type).device

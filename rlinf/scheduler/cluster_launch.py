@@ -186,6 +186,7 @@ def _launch(  # noqa: PLR0917 - private
         master=master,
         namespace=runtime.namespace,
         one_machine=not runtime.network_ips,
+        node_environment=node.default_env_vars,
         catch_failure=catch_failure,
     )
     return Launch(

@@ -16,6 +16,7 @@ from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.adapters import begins_with_adapter, is_adapter, without_adapter
 from rlinf.models.policy import Policy, repeated_layers
 from rlinf.models.policy_weights import BASE, check_base, read_weights
+from rlinf.scheduler.accelerators import AcceleratorUtil
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.scoring import ScoringModel
@@ -171,6 +172,7 @@ class TrainedModules:
         :meth:`onload`, but for what uses :meth:`loaded`."""
         for held in self.held.values():
             held.offload()
+        AcceleratorUtil.empty_cache(self.ranks.device)
 
     def onload(self, *kinds: str) -> None:
         """Bring everything back, bit for bit, or some of ``weights``, ``gradients``,

@@ -396,6 +396,12 @@ class Trainer:
             for name, tensor in weights_of(self.modules.held[POLICY], content):
                 yield name, tensor.clone() if away or self.average is not None else tensor
 
+    @property
+    def gives_copies(self) -> bool:
+        """Whether :meth:`weights` puts tensors together anew on the device, which may have no room
+        for all of them at once."""
+        return self.ranks.world_size > 1 or self.modules.offloaded or self.average is not None
+
     def state_dict(self) -> dict[str, Any]:
         """Everything that training goes on from, whole; on ranks other than 0 an empty dict.
 

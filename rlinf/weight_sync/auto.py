@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from rlinf.scheduler.process import require_process
 from rlinf.weight_sync.config import (
     AutoConfig,
     PatchConfig,
@@ -33,6 +34,13 @@ class AutoSender(WeightSender[AutoConfig]):
     """Chooses when it knows where the receivers are, tells them, and is the chosen one then."""
 
     _chosen: WeightSender[Any] | None = None
+
+    @property
+    def takes_host_tensors(self) -> bool:
+        """See :attr:`WeightSender.takes_host_tensors`; references are of one process alone."""
+        if self._chosen is None:
+            return require_process().runtime != "local"
+        return self._chosen.takes_host_tensors
 
     def _requests(self) -> list[Request]:
         if self._chosen is None:

@@ -50,6 +50,11 @@ class BucketSender(WeightSender[BucketConfig]):
     _scratch: Tensor | None = None
     _collective: Collective | None = None
 
+    @property
+    def takes_host_tensors(self) -> bool:
+        """See :attr:`WeightSender.takes_host_tensors`; collectives may read a device."""
+        return self._config.transport == "scheduler"
+
     def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent:
         layout = lay_out(weights, agreed_dtypes(weights, requests))
         ranges = plan_buckets(layout, self._config.bucket_size)

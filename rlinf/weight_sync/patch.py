@@ -63,6 +63,8 @@ class Changes:
 class PatchSender(WeightSender[PatchConfig]):
     """Compares with its snapshot and sends the difference, or everything where that is less."""
 
+    takes_host_tensors = True
+
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._identity = secrets.token_hex(8)

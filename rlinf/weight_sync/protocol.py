@@ -90,6 +90,12 @@ class WeightSender(ABC, Generic[ConfigT]):
             self._link.abort(version, error)
             raise
 
+    @property
+    def takes_host_tensors(self) -> bool:
+        """Whether weights travel through the memory of the host, so that they need not be whole on
+        a device."""
+        return False
+
     def _requests(self) -> list[Request]:
         return self._link.requests()
 

@@ -29,6 +29,7 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
     _first: list[Request] | None = None
     _writer: BlockWriter | None = None
     _previous: BlockWriter | None = None
+    takes_host_tensors = True
 
     def _requests(self) -> list[Request]:
         """What receivers asked for at first; later they only look."""

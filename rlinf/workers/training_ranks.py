@@ -143,7 +143,9 @@ class WeightSendingWorker(TrainingWorker):
             return self._trainer.version
         weights = self._trainer.weights()
         if self._weights is not None:
-            self._weights.send(dict(weights), self._trainer.version)
+            host = self._weights.takes_host_tensors and self._trainer.gives_copies
+            sent = {name: tensor.to("cpu") if host else tensor for name, tensor in weights}
+            self._weights.send(sent, self._trainer.version)
         else:
             # Takes part in gathering, and keeps none: they would be the whole model.
             deque(weights, maxlen=0)

@@ -214,3 +214,37 @@ def test_two_processes_divide_a_language_model_as_on_the_cpu(
 def test_a_tensor_that_is_left_behind_ends_the_run(pretend: Pretend, tmp_path: Path) -> None:
     wrong = pretend.run("forgetful", tmp_path / "run", "runner.total_env_steps=256")
     assert "Expected all tensors to be on the same device" in wrong
+
+
+MEMORY = """
+import os
+from tests.pretend import accelerator
+os.environ["RLINF_DEVICE"] = accelerator.NAME
+import torch
+calls = []
+type(torch.pretend).empty_cache = lambda self: calls.append(1)
+from rlinf.engines.config import HFEngineConfig
+from rlinf.engines.hf import HFEngine
+from rlinf.engines.protocol import ModelSource
+from rlinf.trainers.ranks import Ranks
+from tests.trainers import language_models
+parts = {"weights": True, "optimizer": True, "gradients": True}
+ranks = Ranks(device="pretend:0")
+one = language_models.trainer(language_models.model(), name="grpo", ranks=ranks, offload=parts)
+assert not one.gives_copies
+one.offload()
+assert one.gives_copies
+trained = len(calls)
+source = ModelSource(path=None, module=language_models.model(), shared=False, tokenizer=None)
+engine = HFEngine(HFEngineConfig(), source)
+engine.release_memory()
+print(trained, len(calls) - trained)
+"""
+
+
+def test_what_is_offloaded_is_given_back_to_other_processes() -> None:
+    """The allocator of torch would keep it for this one."""
+    found = subprocess.run(
+        [sys.executable, "-c", MEMORY], check=True, capture_output=True, text=True, timeout=120
+    )
+    assert found.stdout.split() == ["1", "1"], found.stderr

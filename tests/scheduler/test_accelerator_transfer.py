@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlinf.scheduler import AcceleratorType, Worker, WorkerAddress, WorkerInfo
-from rlinf.scheduler.transport.accelerator import PairTransfer, transfer_mode
+from rlinf.scheduler.transport.accelerator import PairTransfer, _to_device, transfer_mode
 
 
 def worker(name: str, devices: list[int], **changes) -> WorkerInfo:
@@ -99,3 +99,11 @@ def test_two_workers_on_one_device_share_its_memory(launch, runtime):
     sending = group.execute_on(0).exchange("cuda", 1, 1 << 20)
     assert group.execute_on(1).exchange("cuda", 0, 1 << 20).wait() == [3.0 * (1 << 20)]
     sending.wait()
+
+
+def test_where_there_is_no_such_device_a_tensor_stays_on_the_host(monkeypatch):
+    """As a result that the driver of a machine without one asks for."""
+    tensor = torch.arange(3.0)
+    for own, kind, expected in (("cpu", "cuda", "cpu"), ("meta", "meta", "meta")):
+        monkeypatch.setattr("rlinf.scheduler.process.own_device", lambda own=own: own)
+        assert _to_device(tensor, kind, False).device.type == expected

@@ -234,8 +234,10 @@ def test_a_mistake_is_a_user_error_and_the_promised_builtin(call, builtin, messa
     assert isinstance(caught.value, UserError)
 
 
-def test_interfaces_that_are_named_are_those_of_both_libraries(monkeypatch):
+@pytest.mark.parametrize(("devices", "first"), [("", "0"), ("6,7", "6")])
+def test_interfaces_and_devices_are_those_of_the_node(monkeypatch, devices, first):
     monkeypatch.setenv("RLINF_COMM_NET_DEVICES", "ib0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")  # of whoever launches
     (placement,) = PackedPlacementStrategy(0, 0).get_placement(cluster([1, 1]))
     info = WorkerInfo(
         address=WorkerAddress("actor", [0]),
@@ -251,7 +253,12 @@ def test_interfaces_that_are_named_are_those_of_both_libraries(monkeypatch):
         hardware_infos=[],
     )
     found = worker_environment(
-        placement, info, master=("10.0.0.1", 1), namespace="test", one_machine=False
+        placement,
+        info,
+        master=("10.0.0.1", 1),
+        namespace="test",
+        one_machine=False,
+        node_environment={"CUDA_VISIBLE_DEVICES": devices},
     )
     assert found["GLOO_SOCKET_IFNAME"] == found["NCCL_SOCKET_IFNAME"] == "ib0"
-    assert found["CUDA_VISIBLE_DEVICES"] == "0"
+    assert found["CUDA_VISIBLE_DEVICES"] == first

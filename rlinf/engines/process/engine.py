@@ -29,6 +29,8 @@ from rlinf.engines.protocol import (
 from rlinf.errors import ConfigError, RunFailure, UserError
 from rlinf.processes.child import ProcessLostError, RefusedValueError, SupervisedProcess
 from rlinf.processes.shared_block import memory_path, open_memory
+from rlinf.scheduler.accelerators import AcceleratorUtil
+from rlinf.scheduler.process import current_worker, require_process
 
 Operation = Literal[
     "submit", "step", "progress", "abort", "replace_weights", "release_memory", "restore_memory"
@@ -169,7 +171,7 @@ class ProcessEngine(Engine):
             process = SupervisedProcess(
                 "rlinf.engines.process.child",
                 {"arguments": pickled((start,))},
-                environment={"OMP_NUM_THREADS": str(start.threads)},
+                environment={"OMP_NUM_THREADS": str(start.threads), **_devices_of_thread()},
                 # One that stops in the middle of a message must not hold us for ever.
                 message_seconds=self._settings.step_deadline,
             )
@@ -261,3 +263,13 @@ def _memory_of(module: Any) -> int:
             key="process",
         ) from error
     return descriptor
+
+
+def _devices_of_thread() -> dict[str, str]:
+    """Environment that shows a new process the devices of the worker alone, where that is a thread
+    of this process and sees those of all."""
+    worker = current_worker()
+    if worker is None or require_process().runtime != "local" or worker.torch_platform is None:
+        return {}
+    numbers = [str(number) for number in worker.global_accelerator_ids]
+    return AcceleratorUtil.get_accelerator_env_var(worker.hardware_type, numbers, os.environ)

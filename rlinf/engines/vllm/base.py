@@ -155,6 +155,11 @@ class VLLMBase(Engine):
             self._block.close()
             self._block = None
 
+    @property
+    def _sleep_level(self) -> int:
+        """With an adapter the base is kept in host memory: no update brings it again."""
+        return 2 if self._adapter is None else 1
+
     def _written_adapter(self, given: dict[str, torch.Tensor]) -> Any:
         """Write the tensors of the adapter to its file; returns the order to load it in place.
 

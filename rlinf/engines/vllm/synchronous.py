@@ -79,7 +79,7 @@ class VLLMEngine(VLLMBase):
         self._running.require_none()
         self._engine.reset_prefix_cache()
         if not on_cpu():
-            self._engine.sleep(level=2)
+            self._engine.sleep(level=self._sleep_level)
 
     def restore_memory(self) -> None:
         """Take the memory again; on CUDA :meth:`update_weights` must follow."""

@@ -101,11 +101,13 @@ def worker_environment(
     master: tuple[str, int],
     namespace: str,
     one_machine: bool,
+    node_environment: Mapping[str, str],
     catch_failure: bool | None = None,
 ) -> dict[str, str]:
     """Variables that tell a worker's process, and the libraries in it, its place in the group.
 
-    ``catch_failure`` is for programs that ask; None: as ``RLINF_CATCH_FAILURE`` says.
+    ``node_environment`` is that of the worker's node before any worker, by which its devices are
+    numbered; ``catch_failure`` is for programs that ask; None: as ``RLINF_CATCH_FAILURE`` says.
     """
     isolated = placement.isolate_accelerator
     if catch_failure is None:
@@ -146,7 +148,7 @@ def worker_environment(
     if placement.accelerator_type not in (AcceleratorType.NO_ACCEL, AcceleratorType.CPU_SLOT):
         environment.update(
             AcceleratorUtil.get_accelerator_env_var(
-                placement.accelerator_type, placement.visible_accelerators, os.environ
+                placement.accelerator_type, placement.visible_accelerators, node_environment
             )
         )
     return environment

@@ -98,7 +98,13 @@ def through_host(tensor: torch.Tensor) -> Any:
 
 
 def _to_device(data: torch.Tensor, device: str, requires_grad: bool) -> torch.Tensor:
-    return data.to(device).requires_grad_(requires_grad)
+    """On the device of who receives it, where that is of the kind; else it stays on the host."""
+    import torch
+
+    from rlinf.scheduler.process import own_device
+
+    own = torch.device(own_device())
+    return data.to(own if own.type == device else "cpu").requires_grad_(requires_grad)
 
 
 def _shared(tensor: torch.Tensor) -> Any:

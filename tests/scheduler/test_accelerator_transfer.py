@@ -105,5 +105,8 @@ def test_where_there_is_no_such_device_a_tensor_stays_on_the_host(monkeypatch):
     """As a result that the driver of a machine without one asks for."""
     tensor = torch.arange(3.0)
     for own, kind, expected in (("cpu", "cuda", "cpu"), ("meta", "meta", "meta")):
-        monkeypatch.setattr("rlinf.scheduler.process.own_device", lambda own=own: own)
+        monkeypatch.setenv("RLINF_DEVICE", own)
         assert _to_device(tensor, kind, False).device.type == expected
+    monkeypatch.delenv("RLINF_DEVICE")
+    monkeypatch.setenv("ACCELERATOR_TYPE", "NO_ACCEL")
+    assert _to_device(tensor, "cuda", False).device.type == "cpu"

@@ -6,12 +6,18 @@ memory. **Not run**: written without an accelerator at hand; its tests carry the
 
 from __future__ import annotations
 
+import os
 import threading
 from functools import cache
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from rlinf.scheduler.accelerators import AcceleratorUtil, CollectiveGroupOptions
+from rlinf.scheduler.accelerators import (
+    AcceleratorType,
+    AcceleratorUtil,
+    CollectiveGroupOptions,
+    process_device,
+)
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerValueError
 from rlinf.scheduler.transport.rendezvous import meet, open_place
@@ -101,9 +107,9 @@ def _to_device(data: torch.Tensor, device: str, requires_grad: bool) -> torch.Te
     """On the device of who receives it, where that is of the kind; else it stays on the host."""
     import torch
 
-    from rlinf.scheduler.process import own_device
-
-    own = torch.device(own_device())
+    # A worker's process says what it was given; a driver computes on what it sees.
+    kind = os.environ.get("ACCELERATOR_TYPE")
+    own = torch.device(process_device(AcceleratorType(kind) if kind else None))
     return data.to(own if own.type == device else "cpu").requires_grad_(requires_grad)
 
 

@@ -115,5 +115,4 @@ def policy(
     write_weights(out, tensors)
     say(f"{len(tensors)} tensors, from layout {found.layout.name} to {to}: {out}")
     if found.unknown:
-        say(f"left out, as layout {found.layout.name} has no name for them: "
-            f"{', '.join(found.unknown)}")  # fmt: skip
+        say(f"left out, as they are no part of the published model: {', '.join(found.unknown)}")

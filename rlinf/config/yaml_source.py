@@ -40,7 +40,10 @@ class _RecipeLoader(yaml.SafeLoader):
             key, value = pair
             if plain and ":" in key.value and not value.value:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"`{key.value}` needs a space after its colon", key.start_mark
+                    None,
+                    None,
+                    f"`{key.value}` needs a space after its colon, or quotes around the whole",
+                    key.start_mark,
                 )
         return super().construct_mapping(node, deep)
 

@@ -51,9 +51,15 @@ def load_travelling(
 def check_base(policy: Policy, base: str | None, *, source: str, key: str = "model.path") -> None:
     """Refuse, by a ConfigError of ``key``, weights of another base than the policy has."""
     if base is not None and base != policy.base:
+        nearest = "nearest: the model that it was trained from"
+        if ", then " in base:
+            nearest = (
+                "a base that itself began with model.weights cannot be named again: nearest: "
+                "`rlinf resume` of that run, or one that trains every weight"
+            )
         raise ConfigError(
             f"{source} was trained from other weights ({base}) than the model has now "
-            f"({policy.base}); nearest: the model that it was trained from",
+            f"({policy.base}); {nearest}",
             key=key,
         )
 

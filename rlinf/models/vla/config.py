@@ -395,6 +395,12 @@ class FlowConfig(VLAConfig):
         chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")
         return chosen == "all"
 
+    def weight_settings(self) -> dict[str, Any]:
+        """With how many actions a preset denoises together, which no shape tells."""
+        found = super().weight_settings()
+        horizon = self.horizon or self.num_action_chunks
+        return found | ({"horizon": horizon} if self.path is None else {})
+
     @model_validator(mode="after")
     def _check_denoising(self) -> Self:
         low, high = self.noise_bounds

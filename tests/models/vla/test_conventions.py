@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
+from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from tests.models.vla.test_instructions import SHOWN
@@ -89,3 +91,18 @@ def test_the_middle_that_is_looked_at_has_nine_tenths_of_the_area():
         seen = _Pixels(values, crop=crop)(pictures)[0, 0]
         widths.append((seen[0, -1] - seen[0, 0]).item())
     assert widths[1] / widths[0] == pytest.approx(0.9**0.5, abs=0.01)
+
+
+def test_weights_say_with_how_many_actions_they_denoise(tmp_path):
+    """No shape tells; fewer are executed by `num_action_chunks` beside the same horizon."""
+    kind, file = REGISTRY.load("pi05"), tmp_path / "policy.safetensors"
+
+    def section(**given):
+        return kind(preset="tiny", num_action_chunks=given.pop("chunk", 8), **given)
+
+    policy = section().build(SHOWN, value_dim=0, seed=0)
+    save_file(policy.state_dict(), file, metadata=section().header())
+    section(chunk=4, horizon=8, weights=file).check()
+    for given in ({"chunk": 4}, {"chunk": 16}, {"horizon": 12}):
+        with pytest.raises(ConfigError, match=r"was trained with model\.horizon: 8, here \d+"):
+            section(**given, weights=file).check()

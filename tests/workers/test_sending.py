@@ -19,6 +19,7 @@ class Gathering:
     """A trainer that gathers tensors, and knows how many of them existed at a time."""
 
     version = VERSION
+    gives_copies = True
 
     def __init__(self) -> None:
         self.gathered = self.most = 0
@@ -35,6 +36,8 @@ class Gathering:
 
 
 class Sender:
+    takes_host_tensors = True
+
     def __init__(self) -> None:
         self.sent: dict[str, Tensor] = {}
 

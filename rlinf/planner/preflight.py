@@ -11,6 +11,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import tempfile
 import threading
@@ -18,7 +19,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stdout, suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -354,6 +355,13 @@ def _end_tree(pid: int) -> None:
                 each.kill()
 
 
+def _end_with(parent: Any, scratch: str) -> None:
+    """End this process, and remove its directory, once its parent is gone, which may be killed."""
+    wait([parent])
+    shutil.rmtree(scratch, ignore_errors=True)
+    os._exit(1)  # what it has started ends with it
+
+
 def _run(
     config: PlacedConfig,
     runner: WorstStepRunners,
@@ -362,6 +370,9 @@ def _run(
     scratch: str,
 ) -> None:
     """What the child does; sends what was found, what the user can correct, or the failure."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_with, args=(parent.sentinel, scratch), daemon=True).start()
     with suppress(OSError):
         # Should the machine run out of memory, this process is to end, and no other.
         Path("/proc/self/oom_score_adj").write_text("1000", encoding="ascii")

@@ -241,6 +241,28 @@ def test_the_preflight_holds_what_the_run_holds(task: str, tmp_path: Path) -> No
     assert 1 / 1.15 <= before / run <= 1.15
 
 
+def test_nothing_is_left_of_a_preflight_that_is_killed(tmp_path: Path) -> None:
+    recipe = support.write_recipe(tmp_path)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    environment = os.environ | {"TMPDIR": str(scratch)}
+    words = [*PROGRAM, "plan", str(recipe), "--memory"]
+    with subprocess.Popen(words, env=environment, stdout=subprocess.DEVNULL) as program:
+        process, children = psutil.Process(program.pid), set()
+        end = time.monotonic() + 60
+        while not any(scratch.rglob("config.yaml")) and not any(scratch.rglob("run")):
+            assert time.monotonic() < end
+            assert program.poll() is None
+            time.sleep(0.02)
+        children = set(process.children(recursive=True))
+        program.kill()
+    _, alive = psutil.wait_procs(children, timeout=30)
+    assert alive == []
+    while any(scratch.glob("rlinf-preflight-*")):
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
 @pytest.mark.slow
 def test_what_does_not_fit_is_said_with_what_to_do(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -289,6 +290,7 @@ def test_after_a_wait_that_ran_out_the_next_update_works(pair, name, runtime):
     for kind, text, version in pair[1].receive_in_vain().wait():
         assert (kind, version) == ("WeightSyncError", None)
         assert "waited longer" in text
+    time.sleep(1.0 if runtime == "ray" else 0.0)  # for the withdrawals to arrive
     for version in (4, 5):
         weights = {"a": torch.full((3,), float(version))}
         assert sync(pair, weights, version)[1] == [(bits(weights), version, version)] * 2
@@ -302,6 +304,7 @@ def test_one_receiver_may_ask_anew_while_another_is_waited_for(pair, name, runti
     weights = {"a": torch.arange(3.0)}
     sending = pair[0].send_weights(weights, 7)
     pair[1].execute_on(0).ask_in_vain().wait()
+    time.sleep(1.0 if runtime == "ray" else 0.0)
     received = [pair[1].execute_on(rank).receive_bits() for rank in range(2)]
     assert [each.wait()[0] for each in received] == [(bits(weights), 7, 7)] * 2
     sending.wait()

@@ -110,7 +110,9 @@ def normalize(
     if lower:
         text = text.lower()
     if strip_punctuation:
-        text = _unless_empty(_without_marks(text), text)
+        bare = _unless_empty(_without_marks(text), text)
+        while bare != text:  # a mark may have belonged to one that is gone
+            text, bare = bare, _unless_empty(_without_marks(bare), bare)
     if strip_articles:
         text = _unless_empty(_ARTICLES.sub(" ", text), text)
     if strip_whitespace:

@@ -278,7 +278,7 @@ class VLLMEngineConfig(EngineConfig):
             hint = "nearest: 1.0, or log_probs: processed for the engine"
             return Unscored("temperature", why, hint)
         keys = ("top_k", "top_p", "repetition_penalty", "min_new_tokens")
-        for key, default in _defaults(sampling, keys):
+        for key, default in _changed(sampling, keys):
             why = "changes what vLLM reports as processed log-probs"
             hint = f"nearest: {default}, or log_probs: raw for the engine with temperature 1"
             return Unscored(key, why, hint)
@@ -333,13 +333,13 @@ class SGLangEngineConfig(EngineConfig):
 
     def unscored(self, sampling: SamplingConfig) -> Unscored | None:
         """SGLang's log-probs come after penalty and ban."""
-        for key, default in _defaults(sampling, ("repetition_penalty", "min_new_tokens")):
+        for key, default in _changed(sampling, ("repetition_penalty", "min_new_tokens")):
             return Unscored(key, "changes the log-probs that SGLang reports", f"nearest: {default}")
         return None
 
 
-def _defaults(sampling: SamplingConfig, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
-    """Those of the keys that are not their defaults, with these."""
+def _changed(sampling: SamplingConfig, keys: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """Those of the keys whose values are not their defaults, each with its default."""
     fields = SamplingConfig.model_fields
     pairs = [(key, fields[key].default) for key in keys]
     return [(key, default) for key, default in pairs if getattr(sampling, key) != default]

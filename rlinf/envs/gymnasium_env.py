@@ -179,7 +179,7 @@ class GymnasiumEnv(SimulatorEnv):
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
         """Start an episode."""
-        self._refuse_mistyped_success()
+        self._look_for_success_key()
         self._seen.clear()
         self._acted = False
         try:
@@ -205,7 +205,7 @@ class GymnasiumEnv(SimulatorEnv):
             self._seen.update(info)
             self._acted = True
             if terminated or truncated:
-                self._refuse_mistyped_success()
+                self._look_for_success_key()
             info = {**info, "success": checked_flag(key, info)}
         elif self._options.success_return is not None:
             with suppress(TypeError, ValueError):  # what is no number is refused by who reads it
@@ -213,9 +213,9 @@ class GymnasiumEnv(SimulatorEnv):
             info = {**info, "success": self._return >= self._options.success_return}
         return self._converted(observation), reward, terminated, truncated, info
 
-    def _refuse_mistyped_success(self) -> None:
-        """Once an episode is over, of which no step had the key, but one with a name like it; where
-        none is like it, a remark, as the key may come with success alone."""
+    def _look_for_success_key(self) -> None:
+        """Refuse the key once an episode is over of which no step had it, but one with a name like
+        it; where none is like it, remark on that, as the key may come with success alone."""
         key, name = self._options.success_key, self._options.id
         if key is None or key in self._seen or not self._acted:
             return

@@ -38,19 +38,29 @@ class Episodes:
         self._numbers = numbers
         self._rows = rows
         self._task_of = task_of
-        self.tasks = FailingTasks(
-            block, rows, descriptions, task_of, leave_out=rules.leave_out_failing_tasks
-        )
         self._faults: list[dict[str, Any]] = []
         self._unplayed: list[dict[str, Any]] = []
+        self._remarks: list[str] = []
+        self.tasks = FailingTasks(
+            block,
+            rows,
+            descriptions,
+            task_of,
+            leave_out=rules.leave_out_failing_tasks,
+            remark=self.remark,
+        )
+
+    def remark(self, words: str) -> None:
+        """Report something that the user is to know."""
+        self._remarks.append(words)
 
     def take_report(self) -> dict[str, Any]:
-        """Since the last call: faults, listed episodes that never began, and tasks left out; each
-        where there are some."""
-        news = {"faults": self._faults, "unplayed": self._unplayed, "left_out": self.tasks.news}
+        """Since the last call: faults, listed episodes that never began, and remarks; each where
+        there are some."""
+        news = {"faults": self._faults, "unplayed": self._unplayed, "remarks": self._remarks}
         found = {name: each for name, each in news.items() if each}
         if found:
-            self._faults, self._unplayed, self.tasks.news = [], [], []
+            self._faults, self._unplayed, self._remarks = [], [], []
         return found
 
     def enter_next(self, row: int) -> bool:

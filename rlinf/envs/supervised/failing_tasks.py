@@ -30,6 +30,7 @@ class FailingTasks:
         descriptions: The tasks in words, or none.
         task_of: The task that an episode of a seed begins in.
         leave_out: Whether the other tasks go on without one whose resets always fail.
+        remark: Takes words for the user.
     """
 
     def __init__(
@@ -40,14 +41,13 @@ class FailingTasks:
         task_of: Callable[[int], int],
         *,
         leave_out: bool,
+        remark: Callable[[str], None],
     ) -> None:
         self._resets, self._rows = block["task_resets"], list(rows)
         self._descriptions = descriptions
         self._task_of = task_of
-        self._leave_out = leave_out
+        self._leave_out, self._remark = leave_out, remark
         self.left_out: frozenset[int] = frozenset()
-        self.news: list[str] = []
-        """What was left out since somebody asked, in words."""
         self.review()
 
     def review(self) -> None:
@@ -103,7 +103,7 @@ class FailingTasks:
         if not several:
             raise RunFailure(what)
         if task not in self.left_out:
-            self.news.append(f"{what}; it is left out")
+            self._remark(f"{what}; it is left out")
         self.review()
         return True
 

@@ -22,12 +22,12 @@ class EnvReport:
     in a reset of a task that never went well."""
     unplayed: list[dict[str, Any]] = field(default_factory=list)
     """``row``, ``episode_id``, ``seed``, ``task`` of listed episodes that never began."""
-    left_out: list[str] = field(default_factory=list)
-    """Tasks that are played no longer, and why, and remarks of simulators, in words."""
+    remarks: list[str] = field(default_factory=list)
+    """What the user is to know, in words: of tasks that are played no longer, and of simulators."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to report."""
-        return bool(self.faults or self.unplayed or self.left_out)
+        return bool(self.faults or self.unplayed or self.remarks)
 
     def add(self, answer: Mapping[str, Any]) -> None:
         """Take what an answer holds of it."""

@@ -273,7 +273,7 @@ class EnvHost:
                 observation, _ = answered(_RESET, self._envs[row].reset, seed=seed)
                 if words := self._envs[row].remark:
                     self._envs[row].remark = ""
-                    self._episodes.tasks.news.append(words)
+                    self._episodes.remark(words)
                 self._observations.write(self._with_task(observation, row), row)
                 self._episodes.began(row)
                 return

@@ -278,7 +278,7 @@ class SupervisedVectorEnv(VectorEnv):
         report = self._pool.take_report()
         if not report:  # nearly always
             return
-        for words in report.left_out:
+        for words in report.remarks:
             if words not in self._told:
                 self._told.add(words)
                 log.warning(words)

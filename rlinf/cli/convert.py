@@ -31,6 +31,13 @@ def run(
     moved: Moved = None,
     *,
     out: Annotated[Path, typer.Option(help="The directory; it must not exist yet.")],
+    whole: Annotated[
+        bool,
+        typer.Option(
+            help="Of a robot's policy, policy.safetensors with every weight and adapters in their "
+            "matrices: `model.weights` of any run takes it."
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Write the model that a run has trained so far, in the format that it began from.
@@ -54,11 +61,11 @@ def run(
 
     trained = TrainedPolicy(task, path, words)
     config = trained.config.model
-    if isinstance(config, PublishedConfig) and config.path is not None:
+    if isinstance(config, PublishedConfig) and config.path is not None and not whole:
         _publish(trained, config, out)
         return
     with new_directory(out) as part:
-        trained.write(part / POLICY_FILE)
+        trained.write(part / POLICY_FILE, whole=whole)
     say(f"{out / POLICY_FILE}: the policy of {trained.name}")
 
 

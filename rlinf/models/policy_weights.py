@@ -55,7 +55,8 @@ def check_base(policy: Policy, base: str | None, *, source: str, key: str = "mod
         if ", then " in base:
             nearest = (
                 "a base that itself began with model.weights cannot be named again: nearest: "
-                "`rlinf resume` of that run, or one that trains every weight"
+                "`rlinf resume` of that run, or its whole policy, as `rlinf convert run --whole` "
+                "writes it"
             )
         raise ConfigError(
             f"{source} was trained from other weights ({base}) than the model has now "

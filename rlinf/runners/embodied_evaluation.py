@@ -412,9 +412,16 @@ class TrainedPolicy(InitialPolicy):
             load_travelling(policy, self._weights, base=self._base)
         return policy
 
-    def write(self, path: Path) -> None:
-        """Write its weights as a run leaves them behind."""
-        export_policy(path, self.config, self._weights, self._base)
+    def write(self, path: Path, *, whole: bool = False) -> None:
+        """Write its weights as a run leaves them behind; or the ``whole`` policy, adapters in their
+        matrices, which needs no base."""
+        if not whole:
+            export_policy(path, self.config, self._weights, self._base)
+            return
+        from rlinf.models.policy_weights import merged_adapters
+
+        state = self.build(self.env_spec()).state_dict()
+        export_policy(path, self.config, merged_adapters(state, state), None)
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""

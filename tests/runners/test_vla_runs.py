@@ -168,6 +168,28 @@ def test_a_part_on_another_base_is_refused_and_the_whole_is_not(run: Path, imita
     assert all(torch.equal(own[n].detach(), torch.from_numpy(v)) for n, v in begun.items())
 
 
+def test_the_whole_policy_goes_with_any_base(run: Path, imitated: Path, tmp_path: Path) -> None:
+    assert main(["convert", "run", str(run), "--whole", "--out", str(tmp_path / "whole")]) == 0
+    whole = tmp_path / "whole" / "policy.safetensors"
+    trained = TrainedPolicy(task_of_run(run), run)
+    spec = trained.env_spec()
+    policy = trained.build(spec)
+    plain = trained.config.model.model_copy(update={"weights": None})
+    rows = {name: torch.zeros(2, *shape) for name, shape in spec.observation_shapes.items()}
+
+    def acts_as_trained(file: Path) -> bool:
+        other = plain.build(spec, value_dim=1, seed=11)
+        load_initial_weights(other, file)
+        assert not any(".lora_" in name for name in other.state_dict())
+        actions = other.eval().sample(rows, None).actions
+        return torch.allclose(actions, policy.sample(rows, None).actions, rtol=1e-5, atol=1e-6)
+
+    assert acts_as_trained(whole)
+    assert not acts_as_trained(imitated)
+    again = train(tmp_path, *LORA, f"model.weights={whole}")
+    assert TrainedPolicy(task_of_run(again), again).step == 1
+
+
 def test_it_is_evaluated_and_recorded(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rlinf.config.load import LoadedRecipe
     from rlinf.flow.placed_config import PlacedConfig
     from rlinf.monitor.run_directory import RunDirectory
-    from rlinf.runners.evaluation import Server
+    from rlinf.workers.config.served_policy import Server
 
 
 _COUNTS = ("evaluation.episodes", "validation.prompts")
@@ -63,7 +63,7 @@ class _Options:
     @property
     def through(self) -> Server | None:
         """Who acts in place of the policy in this process."""
-        from rlinf.runners.evaluation import Server
+        from rlinf.workers.config.served_policy import Server
 
         return None if self.server is None else Server(self.server, self.token)
 

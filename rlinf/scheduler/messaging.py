@@ -169,10 +169,9 @@ class Messaging:
         if own == source:
             return self.__broadcast_out(object, receivers, stream, async_op)
         process = require_process()
-        position = receivers.index(own)
 
         def finish(reply: Reply) -> Any:
-            return process.decode(reply.payloads[0], position, len(receivers))
+            return process.decode(reply.payloads[0], *reply.value)
 
         future = process.mailbox.receive((own, source, stream))
         work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
@@ -186,14 +185,21 @@ class Messaging:
             return finished_work(value, "a broadcast") if async_op else value
         hosts = [_resolve(process, receiver) for receiver in receivers]
         with Tracer.trace_span("broadcast", cat="communication"):
-            payload = process.encode(value, len(receivers))
+            # Shared memory is claimed for those alone who read it, and give it back.
+            near = [process.endpoint.shares_memory(host) for host in hosts]
+            shared = process.encode(value, sum(near)) if any(near) else None
+            copied = None if all(near) else process.encode(value, inline=True)
 
             def deliver() -> None:
-                for receiver, host in zip(receivers, hosts, strict=True):
+                position = 0
+                for receiver, host, is_near in zip(receivers, hosts, near, strict=True):
+                    payload, place = (shared, (position, sum(near))) if is_near else (copied, ())
+                    assert payload is not None
                     process.endpoint.tell(
-                        host, "mail.deliver", (receiver, own, stream), None, False,
+                        host, "mail.deliver", (receiver, own, stream), place, False,
                         payloads=[payload],
                     )  # fmt: skip
+                    position += is_near
 
             slow = slow_network(process, own, *receivers)
             if slow is None:

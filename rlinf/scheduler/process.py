@@ -71,16 +71,18 @@ class Process:
         receivers: int = 1,
         *,
         reader_node: int | None = None,
+        inline: bool = False,
         pair: PairTransfer | None = None,
     ) -> Payload:
         """Make a value ready to travel, as `Codec.encode` does.
 
         Shared memory never leaves its node: ``reader_node`` is that of those who read the frames as
-        they are. An endpoint that carries them re-encodes for a peer elsewhere, so it is None.
+        they are. An endpoint that carries them re-encodes for a peer elsewhere, so it is None; that
+        is for one, and what several elsewhere read is ``inline`` from the beginning.
         """
         if self.codec is None:
             return Payload(reference=value)
-        inline = reader_node not in (None, self.node_rank)
+        inline = inline or reader_node not in (None, self.node_rank)
         return self.codec.encode(value, receivers=receivers, inline=inline, pair=pair)
 
     def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:
@@ -89,11 +91,11 @@ class Process:
             return payload.reference
         return self.codec.decode(payload, receiver=receiver, receivers=receivers)
 
-    def discard(self, payload: Payload) -> None:
-        """Give back the shared memory of what arrived for one receiver, and nobody will look at."""
+    def discard(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> None:
+        """Give back the shared memory of what arrived, and its receiver will not look at."""
         if self.codec is not None and payload.uses_blocks:
             with suppress(Exception):  # its sender, and with it the memory, may be gone
-                self.codec.decode(payload)
+                self.codec.decode(payload, receiver=receiver, receivers=receivers)
 
     def ask_driver(self, kind: str, *arguments: Any, what: str | None = None) -> Any:
         """Request something small from the driver and wait for it."""

@@ -181,6 +181,20 @@ def test_receivers_of_a_broadcast_do_not_share_memory(shared, runtime):
     assert group.broadcast_and_change([(NAME, [0, 1, 2])]).wait() == [0.0, 1.0, 2.0]
 
 
+@pytest.mark.parametrize("far", [[1], [2], [1, 2]])
+def test_a_broadcast_to_other_nodes_gives_its_memory_back(shared, runtime, far):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    group, value = shared(Talker), torch.arange(100_000)
+    for _ in range(2):
+        sent = group.execute_on(0).spread_afar(value, [0, 1, 2], far)
+        received = group.execute_on(1, 2).spread(None, [(NAME, [0, 1, 2])])
+        assert all(torch.equal(got, value) for got in (*sent.wait(), *received.wait()))
+        del sent, received
+    group.execute_on(1, 2).process_id().wait()
+    assert group.execute_on(0).busy_blocks().wait() == [0]
+
+
 def test_rank_paths_in_a_broadcast(shared):
     group = shared(Talker)
     for members in ([(NAME, [(0,), (1,)])], [(NAME, [np.int64(0), (np.int64(1),)])]):

@@ -48,6 +48,12 @@ PROGRAM = """
     found["round trip"] = torch.equal(got[0], values[0])
     spread = talkers.spread(values[0], [("talkers", [0, 1])]).wait()
     found["broadcast"] = torch.equal(spread[1], values[0])
+    several = Talker.create_group().launch(cluster, NodePlacementStrategy([0, 1, 1]), "several")
+    for _ in range(3):
+        spread = several.spread(values[0], [("several", [0, 1, 2])]).wait()
+        found["broadcast"] &= all(torch.equal(each, values[0]) for each in spread)
+        del spread  # a result is in memory of the worker that gave it
+    found["busy blocks"] = several.execute_on(0).busy_blocks().wait()
 
     queuers = Queuer.create_group().launch(cluster, both, "queuers")
     options = {"near": {}, "far": {"node_rank": 1}, "spread": {"distributed": True}}
@@ -102,6 +108,7 @@ def test_two_nodes():
         "nodes": 2,
         "round trip": True,
         "broadcast": True,
+        "busy blocks": [0],
         "near": streamed,
         "far": streamed,
         "spread": streamed,

@@ -272,7 +272,25 @@ class Member(Impatient):
         return (result.wait(), result.wait()) if async_op else result
 
 
+    def busy_blocks(self) -> int:
+        """How many blocks of this process a receiver has not given back."""
+        codec = require_process().codec
+        assert codec is not None
+        return sum(block.busy for block in codec._pool._blocks)
+
+
 class Talker(Member):
+    def spread_afar(self, value: Any, ranks: list[int], far: list[int]) -> Any:
+        """Broadcast as if some of the receivers were on another node."""
+        process = require_process()
+        own = {rank: f"{self._group_name}:{rank}" for rank in ranks}
+        at = {r: process.ask_driver("registry.lookup", own[r]) for r in ranks if r != self._rank}
+        process.endpoint.shares_memory = lambda address: address not in {at[r] for r in far}  # type: ignore[method-assign]
+        try:
+            return self.broadcast(value, groups=[(self._group_name, ranks)])
+        finally:
+            del process.endpoint.shares_memory  # type: ignore[misc]
+
     def send_list(self, group: str, rank: int) -> None:
         self.send_tensor([1, 2], group, rank)  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ class MailboxService:
         self._waiting: dict[Stream, deque[Future[Reply]]] = {}
         self._dead: dict[str, str] = {}
         self.addresses: dict[str, str] = {}
-        self.discard: Callable[[Payload], object] = lambda payload: None
+        self.discard: Callable[..., object] = lambda payload, receiver=0, receivers=1: None
         self.on_death: Callable[[str, WorkerDiedError], object] = lambda worker, error: None
         endpoint.register("mail.deliver", self._deliver)
         endpoint.register("mail.dead", self.mark_dead)
@@ -75,10 +75,10 @@ class MailboxService:
         for stream in [stream for stream in self._waiting if worker in stream[:2]]:
             del self._waiting[stream]
         for stream in [stream for stream in self._messages if worker in stream[:2]]:
-            for _, payloads, _ in self._messages.pop(stream):
-                if stream[2] == PAIR:  # of a broadcast, others may not have read it yet
-                    for payload in payloads:
-                        self.discard(payload)
+            for head, payloads, _ in self._messages.pop(stream):
+                place = () if stream[2] == PAIR else head  # among those who read a broadcast
+                for payload in payloads:
+                    self.discard(payload, *place)
 
     def _leave(self, worker: str) -> None:
         """A child has ended, and waits for nothing any more: what it sent can be received, and who

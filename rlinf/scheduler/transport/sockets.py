@@ -68,6 +68,10 @@ class SocketEndpoint(Endpoint):
         self._closed = False
         self._reader = Reader(listeners, self._secret, self._receive)
 
+    def shares_memory(self, address: str) -> bool:
+        """Whether a peer is on the same node as this process."""
+        return address.partition("|")[0] == self._node
+
     def wait(self, future: Future[Any], timeout: float) -> None:
         """Wait for an answer on the calling thread, which reads meanwhile."""
         self._reader.wait(future, timeout)
@@ -136,7 +140,7 @@ class SocketEndpoint(Endpoint):
         if told := self._ended.get(address):
             # Also where its process, taken for dead too early, still takes messages.
             raise WorkerDiedError(str(told))
-        far = address.partition("|")[0] != self._node
+        far = not self.shares_memory(address)
         # Small frames travel inside the head, which saves a buffer per frame.
         inside: list[tuple[list[Any], bool, int]] = []
         behind: list[Any] = []

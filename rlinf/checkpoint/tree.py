@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from rlinf.errors import RunFailure
+from rlinf.processes.byte_layout import flat_bytes
 
 TAG = "$"
 """A JSON object that has this key is not a dict of the tree but a value that JSON cannot say."""
@@ -91,7 +92,7 @@ def clone_to_cpu(tensors: Sequence[Tensor]) -> list[Tensor]:
 def _gather(tensors: list[Tensor]) -> list[Tensor]:
     """Copy through one byte buffer, widest elements first so that every view is aligned."""
     order = sorted(range(len(tensors)), key=lambda i: -tensors[i].element_size())
-    flat = [tensors[i].detach().contiguous().reshape(-1).view(torch.uint8) for i in order]
+    flat = [flat_bytes(tensors[i].detach()) for i in order]
     buffer = torch.cat(flat).cpu()
     copies: dict[int, Tensor] = {}
     offset = 0

@@ -86,7 +86,9 @@ def lay_out(weights: Mapping[str, Tensor], dtypes: Mapping[str, torch.dtype]) ->
 
 def flat_bytes(tensor: Tensor) -> Tensor:
     """[n] uint8 memory of a tensor; a copy only where it is not contiguous."""
-    return tensor.resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1)
+    # One element, or none, is contiguous with any stride, and to be seen as bytes with none but 1.
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def _identity(tensor: Tensor, name: str) -> Any:

@@ -57,6 +57,16 @@ def test_large_tensors_use_a_block_and_small_ones_do_not(codec, pool):
     assert sum(map(len, payload.frames)) < 2000
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.bool])
+def test_one_element_or_none_travels_whatever_its_stride(codec, dtype):
+    wide = torch.ones(2, 4).to(dtype)
+    cut = [wide[:1, 0], wide[:1, 1:2], wide[::2][:, 3], wide[0, 2], wide[:0, 0], wide.T[1:1]]
+    for value, got in zip(cut, codec.decode(codec.encode(cut)), strict=True):
+        assert got.dtype == dtype
+        assert got.shape == value.shape
+        assert torch.equal(got, value)
+
+
 def test_blocks_are_reused_once_the_receiver_is_done(codec, pool):
     for value in range(5):
         received = codec.decode(codec.encode(torch.full((LARGE,), float(value))))

@@ -271,7 +271,6 @@ class Member(Impatient):
         result = self.broadcast(value, groups=groups, src=src, async_op=async_op)
         return (result.wait(), result.wait()) if async_op else result
 
-
     def busy_blocks(self) -> int:
         """How many blocks of this process a receiver has not given back."""
         codec = require_process().codec

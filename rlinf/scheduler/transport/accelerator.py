@@ -157,10 +157,12 @@ class Outgoing:
         """What the tensor holds now; SchedulerError where an earlier one could not be sent."""
         import torch
 
+        from rlinf.processes.byte_layout import flat_bytes
+
         if self._failure is not None:
             raise SchedulerError(f"an earlier tensor could not be sent: {self._failure}")
         device: Any = torch.get_device_module(tensor.device)
-        content = _as_bytes(tensor).clone()
+        content = flat_bytes(tensor.detach()).clone()
         stream = device.Stream(device=tensor.device)
         stream.wait_stream(device.current_stream(tensor.device))
         self._waiting.put((content, stream))
@@ -192,13 +194,6 @@ def process_group(place: str, rank: int, kind: Any, options: CollectiveGroupOpti
     return library.ProcessGroupNCCL(store, rank, 2, settings or library.ProcessGroupNCCL.Options())
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory of a contiguous tensor as [nbytes] uint8: the library lacks several dtypes."""
-    import torch
-
-    return tensor.detach().view(-1).view(torch.uint8)
-
-
 # Of this process: by pair for sending, by meeting place for receiving.
 _outgoing: dict[tuple[str, str], Outgoing] = {}
 _incoming: dict[str, Any] = {}
@@ -212,9 +207,12 @@ def _receive(
 ) -> torch.Tensor:
     import torch
 
+    from rlinf.processes.byte_layout import flat_bytes
+
     dtype, shape, requires_grad = layout
     tensor = torch.empty(shape, dtype=dtype, device=AcceleratorUtil.get_device_type(kind))
     if place not in _incoming:
         _incoming[place] = process_group(place, 1, kind, options)
-    _incoming[place].recv([_as_bytes(tensor)], 0, 0).wait()
+    # As bytes: the library lacks several types of numbers.
+    _incoming[place].recv([flat_bytes(tensor)], 0, 0).wait()
     return tensor.requires_grad_(requires_grad)

@@ -275,10 +275,9 @@ def dumps(value: Any) -> bytes:
 
 
 def _bytes_of(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    import torch
+    from rlinf.processes.byte_layout import flat_bytes
 
-    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
-    array: np.ndarray[Any, Any] = flat.numpy()
+    array: np.ndarray[Any, Any] = flat_bytes(tensor).numpy()
     return array
 
 

@@ -164,7 +164,7 @@ class ClusterConfig(StrictModel):
     accelerators_per_node: int | None = Field(default=None, ge=1)
     """Number of accelerators that each node has: placements are then checked without the cluster,
     and a cluster with other nodes is refused. None takes those of the machine that reads this."""
-    timeout_minutes: float = Field(default=30.0, gt=0, le=1e7)
+    timeout_minutes: float = Field(default=180.0, gt=0, le=1e7)
     """How long a receive, a channel get or a collective may wait before it is an error. The
     environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""
     component_placement: dict[str, Any] = Field(default_factory=dict)

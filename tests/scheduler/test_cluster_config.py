@@ -84,13 +84,13 @@ def test_defaults_and_who_builds_it():
     assert read(runtime="local").runtime == "local"
     default = ClusterConfig()
     assert (default.runtime, default.num_nodes, default.component_placement) == ("local", 1, {})
-    assert default.timeout_minutes == 30
+    assert default.timeout_minutes == 180
     assert default.cpu_devices_per_node is None
 
 
 def test_the_deadline_is_the_configs_then_the_variables_then_half_an_hour(monkeypatch):
     monkeypatch.delenv("RLINF_TIMEOUT", raising=False)
-    assert deadline_seconds(ClusterConfig()) == 30 * 60
+    assert deadline_seconds(ClusterConfig()) == 180 * 60
     monkeypatch.setenv("RLINF_TIMEOUT", "2.5")
     assert deadline_seconds(ClusterConfig()) == 150
     assert deadline_seconds(ClusterConfig(timeout_minutes=30.0)) == 30 * 60

@@ -39,7 +39,7 @@ class ClusterMembers:
     DEFAULT_SYS_ENV_VAR: ClassVar[dict[ClusterEnvVar, str]] = {
         ClusterEnvVar.CATCH_FAILURE: "0",
         ClusterEnvVar.LOG_LEVEL: "INFO",
-        ClusterEnvVar.TIMEOUT: "30",
+        ClusterEnvVar.TIMEOUT: "180",
         ClusterEnvVar.NET_EMULATION: "0",
         ClusterEnvVar.PATH_ENV_MERGE_MODE: "append",
         ClusterEnvVar.CODE_WORKING_DIR: "0",

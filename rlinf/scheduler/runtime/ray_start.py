@@ -88,6 +88,7 @@ def connect(config: ClusterConfig) -> None:
         common["runtime_env"] = {"py_modules": [modules], "env_vars": variables}
     common["job_config"] = _Job(paths)
     if address and address != "local":
+        _show_token(address)
         with (
             _explained(
                 f"no Ray cluster could be joined at {address}",
@@ -107,10 +108,63 @@ def connect(config: ClusterConfig) -> None:
     _start_own(common)
 
 
+def _quiet_about_tokens() -> None:
+    """Ray warns that a cluster is protected by a token; that is as it should be."""
+    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+
+
+def _show_token(address: str) -> None:
+    """Show a Ray that asks for a token the one of this user, as each asks that is started once
+    there is one: Ray does so itself only where it has looked for the cluster. One that does not ask
+    would take nothing from who shows it."""
+    if "RAY_AUTH_MODE" in os.environ or not _asks_for_token(address):
+        return
+    from ray._private.authentication import authentication_token_setup as setup
+
+    _quiet_about_tokens()
+    if not setup.maybe_enable_token_auth_if_token_available(warn_if_disabled=False):
+        raise SchedulerUsageError(
+            f"the Ray at {address} asks for a token, and there is none here; copy "
+            "~/.ray/auth_token of the machine that it was started on to the same place"
+        )
+
+
+def _asks_for_token(address: str) -> bool:
+    """Whether a Ray refuses who shows no token; False, too, of one that does not answer."""
+    try:
+        from ray._raylet import GcsClient  # type: ignore[attr-defined]
+        from ray.exceptions import AuthenticationError
+    except ImportError:  # a version without tokens
+        return False
+    host, _, port = address.rpartition(":")
+    with suppress(OSError, ValueError):
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        try:
+            with _without_stderr():  # of the refusal it writes a line
+                GcsClient(address=address)
+        except AuthenticationError:
+            return True
+        except Exception:  # noqa: BLE001 - joining says what is wrong
+            return False
+    return False
+
+
+@contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Let what is not Python write nothing."""
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
+
+
 def _start_own(common: dict[str, Any]) -> None:
     """Start a Ray of this program's own."""
-    # Ray warns that it protects a new cluster by a token; that is as it should be.
-    logging.getLogger("ray._private.authentication").setLevel(logging.ERROR)
+    _quiet_about_tokens()
     place = _private_directory() / "ray"
     remove_old_sessions(place)
     # Seconds until its first process listens.
@@ -298,6 +352,7 @@ def _started_by_command() -> str | None:
 def join(address: str) -> None:
     """Connect to a Ray cluster as another process of it."""
     alone = address.startswith("127.0.0.1:")
+    _show_token(address)
     with on_loopback() if alone else nullcontext():
         ray.init(address=address, log_to_driver=False)
 

@@ -195,6 +195,8 @@ class Cluster(NodeTable, ClusterMembers):
             type(self)._instance = None
         if self._services is not None:
             atexit.unregister(self.shutdown)
+            if (process := current_process()) is not None:
+                process.failed_calls.tell_unheard()
             self.runtime.flush_traces(self._services.registry)
             self.runtime.shutdown()
             self._services.close()

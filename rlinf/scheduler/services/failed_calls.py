@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rlinf.errors import RLinfError, UserError
-from rlinf.scheduler.errors import WorkerCallError
+from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.services.diagnosis import Row, render
 
 if TYPE_CHECKING:
@@ -94,6 +94,12 @@ class FailedCalls:
                 if call.future.done() and call.future.exception() is None and not call.failed:
                     self._discard(call.future.result().payload)
 
+    def tell_unheard(self) -> None:
+        """Log what failed and nobody has heard of, before the cluster ends."""
+        for call in self._all():
+            if not call.heard:
+                _tell(call, deaths=True)
+
     def abandon(self, future: Future[Any]) -> None:
         """Nobody will take the result of a call: log what goes wrong with it."""
         call = self._calls.get(future)
@@ -155,9 +161,10 @@ class FailedCalls:
             raise
 
 
-def _tell(call: _Call) -> None:
-    """Log once what a method raised; not that its worker ended, which those who need it hear."""
-    if call.failed and not call.told and call.future.exception() is None:
+def _tell(call: _Call, *, deaths: bool = False) -> None:
+    """Log once what a method raised; that its worker ended, which those who need it hear, only with
+    ``deaths``."""
+    if call.failed and not call.told and (deaths or call.future.exception() is None):
         try:
             call.reraise()
         except WorkerCallError as error:
@@ -167,6 +174,8 @@ def _tell(call: _Call) -> None:
             # Of a call to several ranks the first failure is raised.
             what = "another rank" if call.heard else "a call that nobody waits for"
             log.error("%s failed: %s", what, said)
+        except WorkerDiedError as error:
+            log.error("a call that nobody waits for failed: %s", error)
         except RLinfError:  # the cluster was shut down
             return
     call.told = True

@@ -32,6 +32,7 @@ from rlinf.runners.task import Task, worker_class
 from rlinf.scheduler import Cluster, ComponentPlacement
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import WaitTimeout
+from rlinf.scheduler.services.shared_directory import destination
 from rlinf.scheduler.worker_group import WorkerGroup, WorkerGroupFuncResult
 
 log = logging.getLogger(__name__)
@@ -307,9 +308,10 @@ class Groups:
 
     def save_model(self, directory: Path) -> None:
         """Let the actor write its language model to a directory of this machine."""
-        for written in self["actor"].save_model(directory).wait():
-            if written is not None:
-                written.bring(directory)
+        with destination(directory) as wanted:
+            for written in self["actor"].save_model(wanted).wait():
+                if written is not None:
+                    written.bring(directory)
 
     # -- checkpoints ----------------------------------------------------------------------------
 

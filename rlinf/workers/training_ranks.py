@@ -23,7 +23,7 @@ from rlinf.flow.stream import InputStream
 from rlinf.models.language import build_language_model, picture_reader
 from rlinf.models.language_config import LanguageModelConfig
 from rlinf.scheduler.process import own_device, require_process
-from rlinf.scheduler.services.shared_directory import WrittenFiles, place_for
+from rlinf.scheduler.services.shared_directory import Destination, WrittenFiles
 from rlinf.scheduler.transport.rendezvous import meet, open_place
 from rlinf.trainers.language_trainers import save_pretrained, shared_pictures
 from rlinf.trainers.ranks import Ranks
@@ -184,11 +184,11 @@ class LanguageWorker(TrainingWorker):
         with in_section("model"):
             return picture_reader(self._source, self._tokenizer)
 
-    def save_model(self, directory: Path) -> WrittenFiles | None:
+    def save_model(self, wanted: Destination) -> WrittenFiles | None:
         """Write model and tokenizer in the format of transformers; rank 0 gives what to bring."""
         if not self._has_model:
             return None
-        place = place_for(directory)
+        place = wanted.place()
         self._write(place)
         return None if self._rank else WrittenFiles.at(place)
 

@@ -5,6 +5,7 @@ import pickle
 import tempfile
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.process import Process, current_process, set_process
 from rlinf.scheduler.services import shared_directory as files
-from rlinf.scheduler.services.shared_directory import SharedDirectory, WrittenFiles, place_for
+from rlinf.scheduler.services.shared_directory import SharedDirectory, WrittenFiles, destination
 from rlinf.scheduler.transport.blocks import BlockPool
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.payload import Codec
@@ -125,22 +126,25 @@ def test_nothing_but_what_was_shared_can_be_read(nodes, model):
 
 def test_what_a_worker_wrote_is_brought_where_it_is_wanted(nodes, tmp_path):
     wanted = tmp_path / "run" / "model"
-    set_process(nodes[1])
-    place = place_for(wanted)  # no directory `run` on its machine
-    assert place.is_relative_to(nodes[1].endpoint.directory)
-    place.mkdir(parents=True)
-    (place / "weights").write_bytes(b"w" * 3000)
-    written = send(WrittenFiles.at(place), nodes[1], nodes[0])
-    wanted.parent.mkdir()
-    written.bring(wanted)
+    with destination(wanted) as told:
+        elsewhere = replace(told, mark=".of another machine")  # which has a directory `run`, too
+        set_process(nodes[1])
+        place = send(elsewhere, nodes[0], nodes[1]).place()
+        assert place.is_relative_to(nodes[1].endpoint.directory)
+        place.mkdir(parents=True)
+        (place / "weights").write_bytes(b"w" * 3000)
+        written = send(WrittenFiles.at(place), nodes[1], nodes[0])
+        written.bring(wanted)
     assert contents(wanted) == {"weights": b"w" * 3000}
+    assert list(wanted.parent.iterdir()) == [wanted]
 
 
 def test_where_files_are_shared_nothing_is_copied(nodes, tmp_path):
     wanted = tmp_path / "model"
-    set_process(nodes[1])
-    assert place_for(wanted) == wanted
-    send(WrittenFiles.at(wanted), nodes[1], nodes[0]).bring(wanted)
+    with destination(wanted) as told:
+        set_process(nodes[1])
+        assert send(told, nodes[0], nodes[1]).place() == wanted
+        send(WrittenFiles.at(wanted), nodes[1], nodes[0]).bring(wanted)
     assert not wanted.exists()  # nobody asked for a file
 
 

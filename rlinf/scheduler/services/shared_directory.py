@@ -14,6 +14,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,20 +55,43 @@ def _arrive(path: str, origin: str) -> Path:
     return here
 
 
-def place_for(directory: Path) -> Path:
-    """Where a worker writes a directory that the driver wants at a path of its own machine.
+@dataclass(frozen=True)
+class Destination:
+    """Where the driver wants a directory that a worker writes.
 
-    It is that path where the machine sees its parent: the driver's, or one that shares its files.
+    Args:
+        path: On the driver's machine.
+        mark: Name of a file beside it. Another machine may have a directory of the same name, but
+            has this file only where the two share it.
     """
-    process = require_process()
-    if process.codec is None or directory.parent.is_dir():
-        return directory
-    return _service(process).private / f"{directory.name}.{secrets.token_hex(8)}"
+
+    path: Path
+    mark: str
+
+    def place(self) -> Path:
+        """Where this process writes: at the path itself, where its machine has the driver's files,
+        and otherwise where :class:`WrittenFiles` are brought from."""
+        process = require_process()
+        if process.codec is None or (self.path.parent / self.mark).is_file():
+            return self.path
+        return _service(process).private / f"{self.path.name}.{secrets.token_hex(8)}"
+
+
+@contextmanager
+def destination(path: Path) -> Iterator[Destination]:
+    """A place beside which a mark lies while workers write."""
+    mark = f".{path.name}.{secrets.token_hex(8)}"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (path.parent / mark).touch()
+    try:
+        yield Destination(path, mark)
+    finally:
+        (path.parent / mark).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class WrittenFiles:
-    """A directory that a worker wrote at :func:`place_for` a path of the driver's machine."""
+    """A directory that a worker wrote at its place of a :class:`Destination`."""
 
     path: Path
     origin: str

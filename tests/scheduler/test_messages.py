@@ -195,6 +195,23 @@ def test_a_broadcast_to_other_nodes_gives_its_memory_back(shared, runtime, far):
     assert group.execute_on(0).busy_blocks().wait() == [0]
 
 
+def test_arguments_for_another_node_are_in_no_block(shared, runtime, monkeypatch):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    group, sent = shared(Talker), []
+    call = type(group._handles[0]).call
+
+    def recorded(handle, method, arguments):
+        sent.append(arguments.uses_blocks)
+        return call(handle, method, arguments)
+
+    monkeypatch.setattr(type(group._handles[0]), "call", recorded)
+    monkeypatch.setattr(group, "_nodes", [0, 1, 0])  # as if the second were elsewhere
+    value = torch.arange(100_000)
+    group.spread(value, [(NAME, [0, 1, 2])]).wait()
+    assert sent == [True, False, True]
+
+
 def test_rank_paths_in_a_broadcast(shared):
     group = shared(Talker)
     for members in ([(NAME, [(0,), (1,)])], [(NAME, [np.int64(0), (np.int64(1),)])]):

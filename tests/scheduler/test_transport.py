@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDiedError
-from rlinf.scheduler.process import Process
+from rlinf.scheduler.process import Process, current_process, set_process
+from rlinf.scheduler.runtime.execution import run_method
 from rlinf.scheduler.transport import sockets
 from rlinf.scheduler.transport.blocks import BlockPool, remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import (
@@ -391,6 +393,31 @@ def test_what_another_node_reads_has_no_blocks(codec, connect):
     far = process.encode(value, reader_node=1)
     assert not far.uses_blocks
     assert torch.equal(process.decode(far), value)
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_what_a_method_gives_to_another_node_has_no_blocks(codec, connect, raises):
+    class Giver:
+        worker_address = WorkerAddress("giver", 0)
+
+        def give(self):
+            if raises:
+                raise ValueError(torch.arange(float(LARGE)))
+            return torch.arange(float(LARGE))
+
+    process = Process(
+        runtime="ray", endpoint=connect(), codec=codec, driver="", node_rank=0, deadline_seconds=10
+    )
+    before = current_process()
+    set_process(process)
+    try:
+        given = [run_method(Giver(), "give", process.encode(((), {})), node) for node in (0, 1)]
+    finally:
+        set_process(before)
+    assert [outcome.payload.uses_blocks for outcome in given] == [True, False]
+    assert [outcome.failed for outcome in given] == [raises] * 2
+    if not raises:
+        assert torch.equal(process.decode(given[1].payload), torch.arange(float(LARGE)))
 
 
 WORKER = """

@@ -305,6 +305,45 @@ def test_a_published_directory_is_a_policy(directory):
     assert centers[0, 0].tolist() == pytest.approx([0.75 * 254 / 255 - 0.25] * 6 + [254 / 255])
 
 
+@pytest.mark.parametrize("normalization", ["quantiles", "bounds"])
+def test_states_are_read_in_the_units_of_their_statistics(directory, normalization):
+    low, high = torch.tensor([-2.0, -1.0, 0.0, 5.0, -0.1]), torch.tensor([2.0, 3.0, 0.5, 9.0, 0.0])
+    actions = {"q01": [-1.0] * 7, "q99": [0.5] * 7}
+    states = {"q01": low.tolist(), "q99": high.tolist()}
+    if normalization == "bounds":
+        names = {"q01": "min", "q99": "max"}
+        actions, states = ({names[n]: v for n, v in d.items()} for d in (actions, states))
+    file = directory / "dataset_statistics.json"
+    file.write_text(json.dumps({"own": {"action": actions, "proprio": states}}))
+    policy = _published(directory, proprioception=True, film=True, normalization=normalization)
+    inside = torch.rand(8, 5, generator=torch.Generator().manual_seed(0)) * (high - low) + low
+    given = torch.cat([inside, high[None] + 7.0, low[None] - 7.0])
+    wanted = torch.cat(
+        [2 * (inside - low) / (high - low) - 1, torch.tensor([[1.0], [-1.0]]).expand(2, 5)]
+    )  # what lies beyond the statistics is clipped
+    assert torch.allclose(policy._states({"states": given}), wanted, atol=1e-5)
+    seen = {**_seen(1), "task_ids": torch.tensor([0])}
+    with torch.no_grad():  # and it is what the network reads
+        near, far, inside = (
+            policy.sample({**seen, "states": each[None]}, None).log_probs
+            for each in (high + 1, high + 50, low)
+        )
+    assert torch.equal(near, far)
+    assert not torch.equal(near, inside)
+
+
+@pytest.mark.parametrize("count", [3, 8])
+def test_statistics_of_other_states_are_refused_where_states_are_read(directory, count):
+    file = directory / "dataset_statistics.json"
+    held = json.loads(file.read_text())
+    held["own"]["proprio"] = {"q01": [-2.0] * count, "q99": [2.0] * count}
+    file.write_text(json.dumps(held))
+    with pytest.raises(ConfigError, match=f"of {count} state dimensions, .* gives 5") as told:
+        _published(directory, proprioception=True)
+    assert told.value.key == "model.statistics"
+    _published(directory)  # which reads none
+
+
 @pytest.mark.parametrize(
     ("options", "spec", "message"),
     [

@@ -112,13 +112,15 @@ class OpenVLAOFTPolicy(_OpenVLA):
     """A chunk in one pass, in which every position sees every other one."""
 
     _config: OpenVLAOFTConfig
-    state_units: Units | None = None
+    state_units: Units | None
     """Of the states that are read; None: as they are."""
 
     def _extras(self, config: OpenVLAConfig) -> Extras:
         assert isinstance(config, OpenVLAOFTConfig)
         self._new_parts = config.new_parts
         self._behind = (_EOS,) if config.stop_token else ()
+        # Not of the class, which would hide the module of this name.
+        self.state_units = None
         dim = 0
         if config.proprioception:
             found = None if config.path is None else proprioception_of(config.path)
@@ -234,7 +236,11 @@ class OpenVLAOFTPolicy(_OpenVLA):
 
     @property
     def _acts_on_states(self) -> bool:
-        return super()._acts_on_states or self.network.proprio_projector is not None
+        return super()._acts_on_states or self._told_states
+
+    @property
+    def _told_states(self) -> bool:
+        return self._config.proprioception
 
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if self.network.proprio_projector is None:

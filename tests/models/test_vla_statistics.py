@@ -181,8 +181,25 @@ def test_statistics_of_something_else_are_refused() -> None:
         own.check([-1] * 3, [1] * 3)
     with pytest.raises(ConfigError, match="dimensions 0 and 1 swapped"):
         own.check([0, -1], [1, 1])
+    for mean, told in {50: "from 38 to 62", 0: "from -12 to 12", 1.2: "from 1.16 to"}.items():
+        std = 0.1 if mean == 1.2 else 30.0
+        foreign = ModelStatistics(Statistics.of({"mean": [0.0, mean], "std": [1.0, std]}))
+        with pytest.raises(ConfigError, match=f"mean ± 0.4 std: action dimension 1 goes {told}"):
+            foreign.check([-1] * 2, [1] * 2)
+        foreign.check([-1] * 2, [1] * 2, otherwise=[1])
     with pytest.raises(ConfigError, match="goes from -40 to 30, in the environment from -1 to 1"):
         refuse_foreign_actions([-40, 0], [30, 1], [-1, -1], [1, 1], what="set")
+
+
+@pytest.mark.parametrize("share", [0.0, 0.002, 0.05, 0.1, 0.5, 0.9, 0.998, 1.0])
+@pytest.mark.parametrize("beyond", [1.0, 1.1])
+def test_mean_and_deviation_of_what_lies_in_the_box_are_never_refused(
+    share: float, beyond: float
+) -> None:
+    """As of a gripper, which is at one edge and at the other: no values lie wider about a mean."""
+    recorded = np.where(np.arange(1000) < 1000 * share, beyond, -1.0)
+    held = Statistics.of({"mean": [recorded.mean()], "std": [recorded.std()]})
+    ModelStatistics(held).check([-1], [1])
 
 
 def test_conventions_go_both_ways() -> None:

@@ -20,6 +20,12 @@ from rlinf.models.vla.statistics_needs import NEEDS, require_numbers
 
 Method = Literal["mean_std", "quantiles", "bounds", "min_max"]
 Kind = Literal["states", "actions"]
+_NEAR, _BEYOND = 0.4, 0.1
+"""Deviations about the mean that are held against a box where no more is known of values, and the
+share of its width by which they may lie beyond. Of values in a box of width w, whose mean is e w
+from an edge, the deviation is at most w √(e − e²), and so the mean and 0.4 of it at most 0.04 w
+beyond the edge. So nothing is refused that was recorded within the box, or a twentieth of w beyond,
+such as a gripper that is open nearly always; a whole deviation may lie 0.2 w beyond."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +273,7 @@ class ModelStatistics:
         """Refuse statistics of the actions of something else than an environment with this box.
 
         What is compared are the values as they were recorded: quantiles where there are some,
-        otherwise the extremes.
+        otherwise the extremes, otherwise what is near the mean.
 
         Args:
             low: [A] bounds of the environment, as ``high``.
@@ -300,7 +306,14 @@ class ModelStatistics:
                 key=key,
             )
         if set(names) <= known.keys():
-            smallest, largest = (known[name][places].tolist() for name in names)
-            for place in {*otherwise} & {*range(len(low))}:
-                smallest[place], largest[place] = low[place], high[place]
-            refuse_foreign_actions(smallest, largest, low, high, what="the statistics", key=key)
+            what, ends, beyond = "the statistics", [known[name] for name in names], 0.05
+        elif {"mean", "std"} <= known.keys():
+            mean, near = known["mean"], _NEAR * known["std"]
+            what = f"the statistics, mean ± {_NEAR} std"
+            ends, beyond = [mean - near, mean + near], _BEYOND
+        else:
+            return
+        smallest, largest = (each[places].tolist() for each in ends)
+        for place in {*otherwise} & {*range(len(low))}:
+            smallest[place], largest[place] = low[place], high[place]
+        refuse_foreign_actions(smallest, largest, low, high, what=what, key=key, beyond=beyond)

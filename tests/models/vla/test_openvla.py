@@ -277,6 +277,14 @@ def write_directory(path):
     return path
 
 
+def without(path, *parts):
+    """The same directory without files of these parts; of none that is named, without all."""
+    for part in parts or ("action_head", "proprio_projector", "vision_backbone"):
+        for file in path.glob(f"{part}--*"):
+            file.unlink()
+    return path
+
+
 WIDE = {"action_dim": 7, "action_low": (-1.0,) * 7, "action_high": (1.0,) * 7,
         "task_descriptions": ("Open the drawer",)}  # fmt: skip
 
@@ -298,7 +306,7 @@ def test_a_published_directory_is_a_policy(directory):
         actions = policy.sample(seen, None).actions
     assert actions.shape == (3, CHUNK, 7)
     assert policy.base.startswith("sha256:")
-    tokens = _published(directory, kind="openvla", num_action_chunks=1)
+    tokens = _published(without(directory), kind="openvla", num_action_chunks=1)
     assert tokens.tokens.first_id == 64
     centers = tokens._to_env(tokens.tokens.decode(torch.zeros(1, 1, 7).long()), {})
     # -1 … 1 of what is normalised become q01 … q99; the gripper is as it is.
@@ -315,6 +323,7 @@ def test_states_are_read_in_the_units_of_their_statistics(directory, normalizati
         actions, states = ({names[n]: v for n, v in d.items()} for d in (actions, states))
     file = directory / "dataset_statistics.json"
     file.write_text(json.dumps({"own": {"action": actions, "proprio": states}}))
+    without(directory, "action_head")
     policy = _published(directory, proprioception=True, film=True, normalization=normalization)
     inside = torch.rand(8, 5, generator=torch.Generator().manual_seed(0)) * (high - low) + low
     given = torch.cat([inside, high[None] + 7.0, low[None] - 7.0])
@@ -341,7 +350,7 @@ def test_statistics_of_other_states_are_refused_where_states_are_read(directory,
     with pytest.raises(ConfigError, match=f"of {count} state dimensions, .* gives 5") as told:
         _published(directory, proprioception=True)
     assert told.value.key == "model.statistics"
-    _published(directory)  # which reads none
+    _published(without(directory))  # which reads none
 
 
 @pytest.mark.parametrize(
@@ -360,6 +369,27 @@ def test_statistics_of_other_states_are_refused_where_states_are_read(directory,
 def test_what_does_not_fit_is_refused(directory, options, spec, message):
     with pytest.raises(ConfigError, match=message):
         _published(directory, spec=_spec(**{**WIDE, **spec}), **options)
+
+
+PARTS = {"head": "regression", "proprioception": True, "film": True}
+
+
+@pytest.mark.parametrize("left_out", PARTS)
+def test_a_part_that_a_model_was_trained_with_is_not_left_out(directory, left_out):
+    given = {key: value for key, value in PARTS.items() if key != left_out}
+    told = rf"trained with and .* nearest: type: openvla_oft with {left_out}: (true|regression), or"
+    (directory / "model.safetensors").unlink()  # before a weight is read
+    with pytest.raises(ConfigError, match=told) as refused:
+        _published(directory, value_dim=0, **given)
+    assert refused.value.key == "model.path"
+
+
+@pytest.mark.parametrize("kind", ["openvla", "openvla_oft"])
+def test_a_model_with_parts_of_its_own_does_not_act_by_tokens(directory, kind):
+    told = r"holds action_head--1_checkpoint\.pt, proprio_.* with head: regression, proprioception:"
+    with pytest.raises(ConfigError, match=told):
+        _published(directory, kind=kind, num_action_chunks=1)
+    _published(without(directory), kind=kind, num_action_chunks=1)
 
 
 def test_a_tokenizer_without_actions_is_refused(directory):

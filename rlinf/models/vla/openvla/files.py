@@ -43,6 +43,12 @@ _TOWERS = {
 }
 """Names that config.json has for the vision transformers."""
 _EXTRA = ("action_head.", "proprio_projector.", *(f"vision_backbone.{t}.film." for t in TOWERS))
+_SETTINGS = {
+    "action_head": "head: regression",
+    "proprio_projector": "proprioception: true",
+    "vision_backbone": "film: true",
+}
+"""What files of their own begin with, and what a section says where they are used."""
 _MEANS = ((0.485, 0.456, 0.406), (0.5, 0.5, 0.5))
 _DEVIATIONS = ((0.229, 0.224, 0.225), (0.5, 0.5, 0.5))
 
@@ -129,6 +135,23 @@ def load_network(
             _load_extra(network, name, file, dtype)
     materialize(network, seed=seed, dtype=dtype)
     return network
+
+
+def refuse_unused(path: Path, extras: Extras) -> None:
+    """Refuse, by a ConfigError of ``model.path``, a directory with files of parts that the network
+    is to be without: the tokens of a model that was trained with a head of its own mean nothing."""
+    left = [name for name in _SETTINGS if name not in _parts(extras)]
+    files = {name: sorted(path.glob(f"{name}--*checkpoint.pt")) for name in left}
+    if not any(files.values()):
+        return
+    names = ", ".join(each.name for found in files.values() for each in found)
+    wanted = ", ".join(_SETTINGS[name] for name, found in files.items() if found)
+    raise ConfigError(
+        f"{path} holds {names}, which the model was trained with and the section leaves out; "
+        f"nearest: type: openvla_oft with {wanted}, or a copy of the directory without them, to be "
+        "trained anew",
+        key="model.path",
+    )
 
 
 def is_extra(name: str) -> bool:

@@ -29,6 +29,7 @@ from rlinf.models.vla.openvla.files import (
     load_network,
     proprioception_of,
     read_published,
+    refuse_unused,
     tiny_network,
 )
 from rlinf.models.vla.openvla.network import Extras, OpenVLANetwork
@@ -67,6 +68,8 @@ class _OpenVLA(TokenPolicy):
             side="left",
         )
         refuse_unknown(self.instructions, architecture.vocabulary)
+        if published is not None:
+            refuse_unused(published.path, extras)
         self.network = (
             tiny_network(extras, seed=seed)
             if published is None

@@ -23,6 +23,11 @@ class VisuomotorConfig(PublishedConfig):
     use_states: bool = True
     """Read `states` as well, where the environment gives them; a published model must as it did."""
 
+    @property
+    def told_states(self) -> bool:
+        """As the section says."""
+        return self.use_states
+
     @model_validator(mode="after")
     def _check_horizon(self) -> Self:
         if self.horizon is not None and self.path is not None:

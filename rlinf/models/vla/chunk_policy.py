@@ -100,11 +100,6 @@ class ChunkPolicy(VLAPolicy):
         with in_section("model.conventions"):
             config.conventions.check_dimensions(self.action_dim, size.action_dim, self.state_dim)
 
-    def _prepared(self, found: ModelStatistics, config: Any) -> ModelStatistics:
-        """Statistics as the model uses them."""
-        del config
-        return found
-
     def _read_statistics(
         self, config: Any, env_spec: EnvSpec
     ) -> tuple[ModelStatistics | None, Mapping[Kind, Method | None]]:
@@ -118,7 +113,7 @@ class ChunkPolicy(VLAPolicy):
             low, high = self.model_box(config)
             box = ModelStatistics(Statistics(min=low, max=high)) if known else None
             return box, {"actions": "bounds"}
-        found = self._prepared(found, config)
+        found = config.prepared(found)
         told = self.state_dim > 0 and self._told_states
         found.check(
             self.action_low.tolist(),

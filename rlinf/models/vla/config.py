@@ -223,24 +223,50 @@ class PublishedConfig(ModelConfig):
         said = {} if found is None else {STATISTICS: json.dumps(found.to_data())}
         return super().header() | said
 
+    @property
+    def told_states(self) -> bool:
+        """Whether states are read, in the units of their statistics."""
+        return True
+
+    def prepared(self, found: ModelStatistics) -> ModelStatistics:
+        """Statistics as the model uses them."""
+        return found
+
     def check_recorded(self, actions: np.ndarray, states: np.ndarray | None, *, key: str) -> None:
-        """Refuse actions that the statistics of the model were not taken of."""
+        """Refuse actions, and states that are read, that the statistics of the model were not taken
+        of."""
         try:
             with in_section("model"):
-                found, method = self.read_statistics(), self.units["actions"]
-                if found is None or method is None:
+                found, units = self.read_statistics(), self.units
+                if found is None:
                     return  # the units are those of the environment
-                found.actions.require(method, of="actions")
+                if units["actions"] is not None:
+                    found.actions.require(units["actions"], of="actions")
         except ConfigError as error:
             # It is no fault of the section that names the actions, whose key would be put before.
             raise ConfigError(str(error)) from error
+        if units["actions"] is not None:
+            self._check_actions(found.actions, units["actions"], actions, states, key=key)
+        held = self.prepared(found).states if self.told_states else None
+        if held is not None and states is not None and units["states"] is not None:
+            held.check_read(states, units["states"], key=key)
+
+    def _check_actions(
+        self,
+        known: Statistics,
+        method: Method,
+        actions: np.ndarray,
+        states: np.ndarray | None,
+        *,
+        key: str,
+    ) -> None:
         places = self.conventions.dimensions or tuple(range(actions.shape[1]))
-        if max(places) >= found.actions.dim:
+        if max(places) >= known.dim:
             return  # they are of another robot, which the policy refuses by its environment
-        given = self.conventions.of_recorded(actions, found.actions.dim, states)
-        found.actions.check_recorded(given, places, method, key=key)
+        given = self.conventions.of_recorded(actions, known.dim, states)
+        known.check_recorded(given, places, method, key=key)
         if self.conventions.delta_dimensions and states is not None:
-            self._tell_of_absolute(found.actions, method, given, actions)
+            self._tell_of_absolute(known, method, given, actions)
 
     def _tell_of_absolute(
         self, known: Statistics, method: Method, deltas: Tensor, actions: np.ndarray
@@ -342,6 +368,11 @@ class TokenConfig(VLAConfig):
     """What -1 and 1 stand for: the quantiles 0.01 and 0.99, or the extremes as in ALOHA."""
     freeze_vision: bool = False
     """Leave the part that reads pictures as it is."""
+
+    @property
+    def told_states(self) -> bool:
+        """None are read."""
+        return False
 
 
 class FlowConfig(VLAConfig):

@@ -141,7 +141,7 @@ class FlowPolicy(DenoisingPolicy):
 
     @property
     def _told_states(self) -> bool:
-        return bool(getattr(self._config, "state_in_prompt", True))
+        return bool(self._config.told_states)
 
     # -- passes of the network ----------------------------------------------------------------
 

@@ -27,6 +27,11 @@ from an edge, the deviation is at most w √(e − e²), and so the mean and 0.4
 beyond the edge. So nothing is refused that was recorded within the box, or a twentieth of w beyond,
 such as a gripper that is open nearly always; a whole deviation may lie 0.2 w beyond."""
 
+_FARTHEST = 20.0
+"""In normalised units, where what a model was trained on has deviations of 1, or lies between −1
+and 1: no other set of the same robot is that far off, while another unit, degrees for radians or
+millimetres for metres, is."""
+
 
 @dataclass(frozen=True)
 class Statistics:
@@ -135,6 +140,42 @@ class Statistics:
             known="the statistics of the model", beyond=1.0,
             hint="statistics of this set, as model.statistics, with: rlinf data stats",
         )  # fmt: skip
+
+    def check_read(self, states: np.ndarray, method: Method, *, key: str) -> None:
+        """Refuse recorded states that the model would read as numbers far from all that it was
+        trained on, as they are of another robot, or in other units, than the statistics are of.
+
+        What is looked at is the middle 98 % of each dimension in normalised units. So a dimension
+        that never moved is refused where it is divided by next to nothing alone. States of other
+        dimensions are those of another environment, which the policy refuses.
+
+        Args:
+            states: [N, D] in the units that are normalised.
+            method: How they will be normalised.
+            key: Of the recipe, for the error.
+
+        Raises:
+            ConfigError: Names the first dimension.
+        """
+        if states.shape[1] not in {self.dim, self.used} or not self.allows(method):
+            return
+        ends = torch.tensor([0.01, 0.99])
+        given = torch.quantile(torch.from_numpy(states).float(), ends, dim=0)
+        read = Units(self, method).normalize(given)
+        near = (read.abs() <= _FARTHEST).all(dim=0)
+        if self.mask is not None:  # what is not normalised is read as it is
+            near |= ~self.mask[: len(near)]
+        if bool(near.all()):
+            return
+        first, count = int((~near).nonzero()[0]), int((~near).sum())
+        (low, high), (small, large) = given[:, first].tolist(), read[:, first].tolist()
+        raise ConfigError(
+            f"the recorded states: dimension {first} goes from {low:.4g} to {high:.4g}, which the "
+            f"model would read as {small:.4g} to {large:.4g} in its normalised units"
+            f"{f' (and so {count - 1} more)' if count > 1 else ''}; nearest: statistics of this "
+            "set, as model.statistics, with: rlinf data stats",
+            key=key,
+        )
 
     def may_be_of(self, actions: Tensor, places: Sequence[int], method: Method) -> bool:
         """Whether what a method computes with is, in some dimensions, nearly that of actions

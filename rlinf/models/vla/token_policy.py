@@ -65,11 +65,6 @@ class TokenPolicy(VLAPolicy):
         """Where actions are said as what is to be added to them."""
         return bool(self._config.conventions.delta_dimensions)
 
-    @property
-    def _told_states(self) -> bool:
-        """Whether states are read, by their statistics."""
-        return False
-
     def _check_dimensions(self, config: TokenConfig) -> None:
         dim, used = self.action_dim, config.conventions.dimensions
         if used is not None and len(used) == dim and {*used} != {*range(dim)}:
@@ -92,7 +87,7 @@ class TokenPolicy(VLAPolicy):
                 # An order of those that are drawn; what has more is refused by their number.
                 dimensions=told.dimensions if own else None,
                 otherwise=told.other_units,
-                state_dim=self.state_dim if self._told_states else 0,
+                state_dim=self.state_dim if config.told_states else 0,
                 key="model.statistics",
             )
             found.require({"actions": config.normalised_by}, key="model.normalization")

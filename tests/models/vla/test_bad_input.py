@@ -312,6 +312,82 @@ def test_recorded_actions_are_held_against_the_statistics_of_the_model(
         config.check_recorded(actions.astype(np.float32), None, key="path")
 
 
+STATES = np.random.default_rng(1).normal([0, 1, -2, 0.04, 0], [1, 0.1, 3, 0.01, 0], (300, 5))
+"""Of which the last never moves."""
+
+
+def of_states(directory: Path, states: Any = STATES) -> Path:
+    """Statistics of recorded states, as a file."""
+    file = directory / "of_states.json"
+    values = {"mean": states.mean(0), "std": states.std(0), "min": states.min(0),
+              "max": states.max(0), "q01": np.quantile(states, 0.01, axis=0),
+              "q99": np.quantile(states, 0.99, axis=0)}  # fmt: skip
+    of_actions = {name: getattr(RAW, name)(0).tolist() for name in ("mean", "std", "min", "max")}
+    of_actions |= {"q01": [-1.0] * 7, "q99": [1.0] * 7}
+    told = {name: each.tolist() for name, each in values.items()}
+    file.write_text(json.dumps({"actions": of_actions, "state": told}))
+    return file
+
+
+READS: dict[str, dict[str, Any]] = {
+    "pi0": {}, "pi05": {}, "smolvla": {}, "gr00t": {"normalization": "quantiles"}, "wall_oss": {},
+    "act": {}, "diffusion": {}, "openvla_oft": {"proprioception": True},
+}  # fmt: skip
+READS_NONE: dict[str, dict[str, Any]] = {
+    "pi05": {"state_in_prompt": False}, "openvla": {}, "openvla_oft": {}, "qwen_vl": {},
+    "act": {"use_states": False},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", READS)
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda x: x, None),
+        (lambda x: x * [1, 1, 1, 1, 0] + [2, 0.3, -9, 0.03, 0], None),  # elsewhere in the room
+        (lambda x: x[:, :4], None),  # of an environment that the policy refuses
+        (lambda x: x * 1000 + 0.001, r"the recorded states: dimension 0 goes from .* to .*, which "
+         r"the model would read as .*\(and so [34] more\); nearest: statistics of this set"),
+        (lambda x: x * [1, 1, 1, 57.3, 1], "dimension 3 goes from .* normalised units; nearest"),
+        (lambda x: x * np.nan, "dimension 0 goes from nan to nan"),
+    ],
+    ids=["its own", "elsewhere", "of fewer dimensions", "other units", "one of them", "no numbers"],
+)  # fmt: skip
+def test_recorded_states_are_held_against_the_statistics_of_the_model(
+    kind: str, change: Any, told: str | None, tmp_path: Path
+) -> None:
+    config = REGISTRY.load(kind)(**TINY, **READS[kind], statistics=of_states(tmp_path))
+    given = change(STATES).astype(np.float32)
+    with pytest.raises(ConfigError, match=told) if told else nullcontext() as caught:
+        config.check_recorded(RAW, given, key="path")
+    if caught is not None:
+        assert caught.value.key == "path"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "refused"),
+    [
+        ("pi0", {}, True),
+        ("diffusion", {}, False),  # reads -1 there, whatever it is
+        ("gr00t", {"normalization": "bounds"}, False),  # and 0
+        ("gr00t", {"normalization": "mean_std"}, False),  # and it as it is
+    ],
+)
+def test_a_state_that_never_moved_is_refused_where_it_is_divided_by_nothing(
+    kind: str, options: dict[str, Any], refused: bool, tmp_path: Path
+) -> None:
+    config = REGISTRY.load(kind)(**TINY, **options, statistics=of_states(tmp_path))
+    moves = np.array([0, 0, 0, 0, 0.5])
+    with pytest.raises(ConfigError, match="dimension 4 goes") if refused else nullcontext():
+        config.check_recorded(RAW, (STATES + moves).astype(np.float32), key="path")
+
+
+@pytest.mark.parametrize("kind", READS_NONE)
+def test_recorded_states_that_are_not_read_may_be_any(kind: str, tmp_path: Path) -> None:
+    config = REGISTRY.load(kind)(**TINY, **READS_NONE[kind], statistics=of_states(tmp_path))
+    config.check_recorded(RAW, (STATES * 1000).astype(np.float32), key="path")
+
+
 @pytest.mark.parametrize(
     ("kind", "actions", "told"),
     [

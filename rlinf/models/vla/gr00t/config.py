@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -10,6 +11,9 @@ from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
 from rlinf.models.config import Width
 from rlinf.models.vla.config import WITH_STATISTICS, FlowConfig
+
+if TYPE_CHECKING:
+    from rlinf.models.vla.statistics import ModelStatistics
 
 EMBODIMENTS = {
     "agibot_genie1": 26,
@@ -84,3 +88,13 @@ class GR00TConfig(FlowConfig):
         if key is None and self.statistics is None:
             key = self.embodiment
         return {"key": key, "action_parts": self.action_parts, "state_parts": self.state_parts}
+
+    def prepared(self, found: ModelStatistics) -> ModelStatistics:
+        """A dimension of the state that never moved is read as it is."""
+        held = found.states
+        if held is None or self.normalization == "bounds":
+            return found
+        low, high = (held.q01, held.q99) if self.normalization == "quantiles" else (0.0, held.std)
+        if low is None or high is None:
+            return found
+        return replace(found, states=replace(held, mask=high != low))

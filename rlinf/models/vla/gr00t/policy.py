@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +20,6 @@ from rlinf.models.vla.instructions import PicturePrompts
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING
 from rlinf.models.vla.preprocessing import cropped_pixels, side_by_side
-from rlinf.models.vla.statistics import ModelStatistics
 from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
@@ -95,18 +93,6 @@ class GR00TPolicy(FlowPolicy):
                 key="model.horizon",
             )
         return network
-
-    def _prepared(self, found: ModelStatistics, config: FlowConfig) -> ModelStatistics:
-        assert isinstance(config, GR00TConfig)
-        held = found.states
-        if held is None or config.normalization == "bounds":
-            return found
-        # A dimension of the state that never moved is read as it is.
-        ends = {"quantiles": (held.q01, held.q99), "mean_std": (torch.zeros(()), held.std)}
-        low, high = ends[config.normalization]
-        if low is None or high is None:
-            return found
-        return replace(found, states=replace(held, mask=low != high))
 
     # -- reading ------------------------------------------------------------------------------
 

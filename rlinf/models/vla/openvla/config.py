@@ -47,6 +47,11 @@ class OpenVLAOFTConfig(OpenVLAConfig):
     trained; otherwise a missing one is an error."""
 
     @property
+    def told_states(self) -> bool:
+        """As the section says."""
+        return self.proprioception
+
+    @property
     def without_log_probs(self) -> tuple[str, str] | None:
         """What is regressed is not drawn."""
         return ("head", "tokens") if self.head == "regression" else None

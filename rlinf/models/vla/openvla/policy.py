@@ -239,11 +239,7 @@ class OpenVLAOFTPolicy(_OpenVLA):
 
     @property
     def _acts_on_states(self) -> bool:
-        return super()._acts_on_states or self._told_states
-
-    @property
-    def _told_states(self) -> bool:
-        return self._config.proprioception
+        return super()._acts_on_states or self._config.told_states
 
     def _states(self, inputs: Mapping[str, Tensor]) -> Tensor | None:
         if self.network.proprio_projector is None:

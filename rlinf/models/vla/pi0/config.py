@@ -40,3 +40,8 @@ class PI05Config(FlowConfig):
     read. Published models differ: the one of LIBERO does not read it."""
     max_prompt_tokens: int = Field(default=200, ge=1)
     """Tokens that an instruction with its state may have."""
+
+    @property
+    def told_states(self) -> bool:
+        """As the section says."""
+        return self.state_in_prompt

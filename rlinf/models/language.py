@@ -123,6 +123,7 @@ def _loaded(config: LanguageModelConfig) -> Any:
             what = f"{_damaged_file(_directory(config))}, which is cut or damaged,"
         raise ConfigError(f"{what} cannot be read: {why}", key="path") from error
     _check_weights(_directory(config), report)
+    _check_tied(_directory(config), model)
     check_finite(model.named_parameters(), source=f"the model in {config.path}", key="path")
     return model
 
@@ -186,16 +187,17 @@ def save_language_model(model: Any, directory: Path, *, tokenizer: Any = None) -
 
 
 def without_bars() -> None:
-    """Let transformers show no progress bars, which would break the display of a run, and no table
-    of weights that do not fit, which an error names."""
+    """Let transformers show no progress bars, which would break the display of a run, and tell of
+    no weights that do not fit, or are not tied, which an error names."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    logging.get_logger("transformers.modeling_utils").addFilter(_is_no_table)
+    logging.get_logger("transformers.modeling_utils").addFilter(_is_not_refused)
 
 
-def _is_no_table(record: LogRecord) -> bool:
-    return "LOAD REPORT" not in record.getMessage()
+def _is_not_refused(record: LogRecord) -> bool:
+    told = record.getMessage()
+    return "LOAD REPORT" not in told and "specifies to tie" not in told
 
 
 def full_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
@@ -320,6 +322,23 @@ def _check_weights(path: Path, report: Any) -> None:
             lines.append(f"{title}: {', '.join(keys[:_SHOWN])}{more}")
     if lines:
         raise ConfigError(f"the weights in {path} do not fit; {'; '.join(lines)}", key="path")
+
+
+def _check_tied(path: Path, model: Any) -> None:
+    """Refuse two tensors where config.json says that input and output are one."""
+    if not getattr(model.config, "tie_word_embeddings", False) or not model._tied_weights_keys:
+        return
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if head is None or head.weight is embedding.weight:
+        return
+    names = {id(value): name for name, value in model.named_parameters()}
+    first, second = (names[id(each.weight)] for each in (embedding, head))
+    raise ConfigError(
+        f"config.json in {path} says tie_word_embeddings: true, that {second} is {first}, and the "
+        "files hold two different ones; nearest: tie_word_embeddings: false in config.json, or "
+        f"files without {second}",
+        key="path",
+    )
 
 
 def _directory(config: LanguageModelConfig) -> Path:

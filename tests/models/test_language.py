@@ -142,6 +142,29 @@ def test_weights_that_do_not_fit_are_refused(
     assert not caplog.text  # no table of transformers: the error says it in one line
 
 
+def test_an_output_layer_that_is_said_to_be_tied_and_is_another_is_refused(
+    saved: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logger = logging.getLogger("transformers.modeling_utils")
+    monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    settings = json.loads((saved / "config.json").read_text())
+    (saved / "config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    told = (
+        r"tie_word_embeddings: true, that lm_head\.weight is model\.embed_tokens\.weight, and the "
+        r"files .*; nearest: tie_word_embeddings: false in config\.json, or files without lm_head"
+    )
+    with pytest.raises(ConfigError, match=told) as caught:
+        build_network(LanguageModelConfig(path=saved))
+    assert caught.value.key == "path"
+    assert not caplog.text  # nor does transformers say it
+    weights = load_file(saved / "model.safetensors")
+    same = {**weights, "lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+    for kept in (same, {name: each for name, each in same.items() if name != "lm_head.weight"}):
+        save_file(kept, saved / "model.safetensors", {"format": "pt"})
+        model = build_network(LanguageModelConfig(path=saved))
+        assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
 def test_a_tokenizer_of_another_model_is_refused(saved: Path) -> None:
     added = load_tokenizer(LanguageModelConfig(path=saved))
     added.add_tokens(["one", "two"])

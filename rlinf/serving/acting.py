@@ -72,7 +72,8 @@ class ActingPolicy:
         """Look whether the policy can be told this; from whichever thread.
 
         Raises:
-            RefusedRequestError: It is too long, or has a token that stands for a picture.
+            RefusedRequestError: It is too long, or has a token that stands for a picture, or one
+                that the model lacks.
         """
         for prompts in self._prompts:
             try:

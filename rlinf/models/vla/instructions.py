@@ -64,6 +64,8 @@ class InstructionTable(torch.nn.Module):
         super().__init__()
         self._encode, self._limit, self._beside = encode, limit, beside
         self._side, self._free = side, free
+        self.vocabulary: int | None = None
+        """How many tokens the model has, as :func:`refuse_unknown` says; None: as many as come."""
         self._marks: dict[int, int] = {}  # tokens that stand for something else, and how many
         self._known: dict[bytes, tuple[list[int], list[bool]]] = {}
         if free is not None:  # a row that stands for all
@@ -112,8 +114,8 @@ class InstructionTable(torch.nn.Module):
 
     def tokens_of(self, instruction: str) -> tuple[int, int]:
         """How many tokens the prompt of an instruction has, and how many it may have; ConfigError
-        where it has one of pictures. Whoever asks may do so while another thread calls
-        :meth:`forward`."""
+        where it has one of pictures, or one that the model lacks. Whoever asks may do so while
+        another thread calls :meth:`forward`."""
         prompt = instruction if self._free is None else self._free(instruction)
         return len(self._encoded(prompt)) + self._beside, self._limit
 
@@ -124,6 +126,8 @@ class InstructionTable(torch.nn.Module):
                 f"{text!r} has a token in whose place the model reads a picture or the state, and "
                 "which no instruction can have"
             )
+        if self.vocabulary is not None and max(ids, default=0) >= self.vocabulary:
+            raise _unknown(max(ids), self.vocabulary, of=f" for {text!r}")
         return ids
 
     def _within(self, text: str) -> list[int]:
@@ -184,14 +188,22 @@ class PicturePrompts(InstructionTable):
 
 
 def refuse_unknown(prompts: torch.nn.Module, vocabulary: int) -> None:
-    """Refuse, by a ConfigError, prompts in whose tables a token is none of the model's."""
+    """Refuse, by a ConfigError, prompts in whose tables a token is none of the model's; their
+    tables refuse it in instructions that they read later."""
+    for table in prompts.modules():
+        if isinstance(table, InstructionTable):
+            table.vocabulary = vocabulary
     largest = max(int(each.max()) for each in prompts.buffers() if each.dtype == torch.int64)
     if largest >= vocabulary:
-        raise ConfigError(
-            f"the tokenizer gives token {largest}, the model has {vocabulary}; nearest: the "
-            "tokenizer that it was trained with",
-            key="model.tokenizer",
-        )
+        raise _unknown(largest, vocabulary)
+
+
+def _unknown(token: int, vocabulary: int, of: str = "") -> ConfigError:
+    return ConfigError(
+        f"the tokenizer gives token {token}{of}, the model has {vocabulary}; nearest: the "
+        "tokenizer that it was trained with",
+        key="model.tokenizer",
+    )
 
 
 def read_tokenizer(path: Path, *needed: str) -> Any:

@@ -10,7 +10,12 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
-from rlinf.models.vla.instructions import InstructionTable, hashed_words, read_tokenizer
+from rlinf.models.vla.instructions import (
+    InstructionTable,
+    hashed_words,
+    read_tokenizer,
+    refuse_unknown,
+)
 
 
 def _encode(text):
@@ -76,6 +81,24 @@ def test_instructions_among_observations_are_read_row_by_row(side):
     assert ids.shape == (3, 6)  # whatever the texts of a batch
     with pytest.raises(ConfigError, match=r"has 9 tokens.* at most 6; legal with it: 9 or more"):
         table({"instruction": _instructions("what is more than the model reads")})
+
+
+def test_a_token_beyond_the_vocabulary_is_refused_whenever_it_is_read():
+    words = {"open": 5, "close": 900}
+    table = InstructionTable(
+        (), lambda text: [1, *(words.get(word, 6) for word in text.split())], limit=6, free=str
+    )
+    table({"instruction": _instructions("close it")})
+    refuse_unknown(torch.nn.ModuleList([table]), 100)
+    ids, _ = table({"instruction": _instructions("open it", "")})
+    assert ids.max() == 6
+    told = r"^model\.tokenizer: .* gives token 900 for 'close the door', the model has 100; nearest"
+    with pytest.raises(ConfigError, match=told):
+        table({"instruction": _instructions("open it", "close the door")})
+    with pytest.raises(ConfigError, match=told):  # as the server asks
+        table.tokens_of("close the door")
+    with pytest.raises(ConfigError, match="gives token 6, the model has 6"):
+        refuse_unknown(table, 6)
 
 
 SHOWN = EnvSpec(

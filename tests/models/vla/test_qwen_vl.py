@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -158,3 +159,22 @@ def test_what_does_not_fit_is_refused(policy, directory, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "qwen2"}))
     with pytest.raises(ConfigError, match="reads text only"):
         build(path=tmp_path)
+
+
+@ONE
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_prompt_tokens": 2}, r"^model\.max_prompt_tokens: .* the model is given at most 2"),
+        ({}, r"^model\.path: .*model\.safetensors"),
+    ],
+)
+def test_what_is_small_is_refused_before_a_weight_is_read(
+    policy, directory, tmp_path, options, told
+):
+    assert policy.tokens
+    for file in directory.iterdir():
+        if file.suffix != ".safetensors":
+            shutil.copy(file, tmp_path)
+    with pytest.raises(ConfigError, match=told):
+        build(path=tmp_path, **{"max_prompt_tokens": 200, **options})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from rlinf.data.pictures import (
     Picture,
     check_folder,
 )
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, in_section
 from rlinf.models.language import BUILDING, build_network
 from rlinf.models.language_config import ArchitectureConfig, LanguageModelConfig, VisionConfig
 from rlinf.models.vision_language import created
@@ -65,9 +66,9 @@ class PictureSettings:
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """A model with what is read beside its weights."""
+    """What is small of a model, and may be refused, before its weights are read."""
 
-    model: Any
+    read: Callable[[], Any]  # gives the model with its weights
     settings: PictureSettings
     beginning: list[int]  # tokens before the pictures
     ids: dict[str, int]  # of the tokens around pictures
@@ -107,44 +108,54 @@ def tiny_parts(config: QwenVLConfig, *, seed: int) -> ModelFiles:
         "eos_token_id": 0,
         "pad_token_id": 0,
     }
-    with BUILDING, torch.random.fork_rng(devices=[]):
-        from transformers import AutoModelForImageTextToText
 
-        torch.manual_seed(seed)
-        model = AutoModelForImageTextToText.from_config(
-            created(sizes, values, _TINY_IDS), dtype=torch.float32
-        )
+    def read() -> Any:
+        with BUILDING, torch.random.fork_rng(devices=[]):
+            from transformers import AutoModelForImageTextToText
+
+            torch.manual_seed(seed)
+            return AutoModelForImageTextToText.from_config(
+                created(sizes, values, _TINY_IDS), dtype=torch.float32
+            )
+
     side = 2 * _TINY_VISION.patch_size
     settings = PictureSettings(_TINY_VISION.patch_size, 2, 2, side**2, 1280 * side**2)
 
     def encode(text: str) -> list[int]:
         return [_TINY_IDS[END], *hashed_words(text, first=4, words=_WORDS)]
 
-    return ModelFiles(model, settings, [], _TINY_IDS, encode)
+    return ModelFiles(read, settings, [], _TINY_IDS, encode)
 
 
 def published_parts(config: QwenVLConfig, path: Path) -> ModelFiles:
     """The model in a directory, in the number format that it says.
 
     Raises:
-        ConfigError: A file or weight is missing, or the model is of another family.
+        ConfigError: A file or, as it is read, a weight is missing, or the model is of another
+            family.
     """
     path = path.expanduser()
-    check_folder(path)
+    with in_section("model"):
+        check_folder(path)
     content = read_settings(path / "config.json", key="model.path")
     given = content.get("dtype") or content.get("torch_dtype")
     section = LanguageModelConfig(path=path, dtype="bfloat16" if given == "bfloat16" else "float32")
     tokenizer = read_tokenizer(config.tokenizer or path, *VISION_TOKENS)
     ids = {token: tokenizer.token_to_id(token) for token in VISION_TOKENS}
-    model = build_network(section)
-    rows = int(model.config.get_text_config().vocab_size)
-    if max(ids.values()) >= rows - BINS:
-        raise ConfigError(
-            f"the tokenizer leaves none of the {rows} tokens of the model for actions",
-            key="model.tokenizer",
-        )
+
+    def read() -> Any:
+        with in_section("model"):
+            model = build_network(section)
+        rows = int(model.config.get_text_config().vocab_size)
+        if max(ids.values()) >= rows - BINS:
+            raise ConfigError(
+                f"the tokenizer leaves none of the {rows} tokens of the model for actions",
+                key="model.tokenizer",
+            )
+        return model
+
     encode = encoding(tokenizer)
-    return ModelFiles(model, _settings(path), encode("<|im_start|>user\n"), ids, encode)
+    return ModelFiles(read, _settings(path), encode("<|im_start|>user\n"), ids, encode)
 
 
 def question(text: str) -> str:

@@ -48,18 +48,20 @@ class QwenVLPolicy(OneByOne):
             for shape in shapes
         ]
         beginning, pictures = parts.laid_out(sizes)
-        self.network = QwenVLNetwork(
-            parts.model, beginning, pictures, merge=parts.settings.merge, bins=BINS
-        )
         self.patches = torch.nn.ModuleList(_Patches(parts.settings, *size) for size in sizes)
-        vocabulary = int(parts.model.config.get_text_config().vocab_size)
-        self.tokens = ActionTokens(vocabulary, BINS)
         self.instructions = InstructionTable(
             encode=parts.encode,
             **self.prompts_of(question),
             limit=config.max_prompt_tokens,
             side="left",
         )
+        # What is small, and may be refused, goes before the weights.
+        model = parts.read()
+        self.network = QwenVLNetwork(
+            model, beginning, pictures, merge=parts.settings.merge, bins=BINS
+        )
+        vocabulary = int(model.config.get_text_config().vocab_size)
+        self.tokens = ActionTokens(vocabulary, BINS)
         refuse_unknown(self.instructions, vocabulary)
         if config.freeze_vision:
             self.vision.requires_grad_(False)

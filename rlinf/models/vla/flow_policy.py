@@ -5,17 +5,21 @@ Random steps are those of πRL (https://arxiv.org/abs/2510.25889).
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.data.json_files import read_settings
+from rlinf.errors import ConfigError
 from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
-from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec, owned
+from rlinf.models.policy import RAW_ACTIONS, ActionSample, NoiseSpec, owned, warn_of_policy
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.flow_matching import (
@@ -35,6 +39,8 @@ from rlinf.models.vla.transformer import Prefix
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
+log = logging.getLogger(__name__)
+
 
 class FlowPolicy(DenoisingPolicy):
     """Reads pictures, an instruction and the state once, and denoises a chunk of actions from that.
@@ -45,6 +51,8 @@ class FlowPolicy(DenoisingPolicy):
     """
 
     _config: FlowConfig
+    _needs_views: ClassVar = False
+    """Whether another number of views than it was trained on is refused, as none is masked."""
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
     step_weights: Tensor
@@ -79,7 +87,33 @@ class FlowPolicy(DenoisingPolicy):
     # -- what a model is ----------------------------------------------------------------------
 
     def _begin(self, config: FlowConfig, env_spec: EnvSpec) -> None:
+        if config.path is not None and config.statistics_source == config.path:
+            self._check_views(config, self._trained_on(config.path.expanduser()))
         self.prompts = self._prompts(config)
+
+    def _trained_on(self, path: Path) -> Sequence[str]:
+        """Pictures that a directory says its model was trained on; empty where it says nothing."""
+        features = read_settings(path / "config.json", key="model.path").get("input_features") or {}
+        return [
+            name
+            for name, each in features.items()
+            if each.get("type") == "VISUAL" and "empty_camera" not in name
+        ]
+
+    def _check_views(self, config: FlowConfig, trained: Sequence[str]) -> None:
+        """Tell of another number of views than a model that is used as it was published was trained
+        on; a view that the section leaves out by null is known to be."""
+        given = len(self.views) + config.cameras.count(None)
+        if not trained or given == len(trained):
+            return
+        told = (
+            f"the model in {config.path} was trained on {len(trained)} pictures "
+            f"({', '.join(trained)}), and the recipe gives {given}; nearest: name {len(trained)}, "
+            "null for one that is left out"
+        )
+        if self._needs_views:
+            raise ConfigError(told, key="model.cameras")
+        warn_of_policy(log, "model.cameras: %s", told)
 
     @abstractmethod
     def _prompts(self, config: FlowConfig) -> nn.Module:

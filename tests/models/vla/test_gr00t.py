@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -538,3 +539,25 @@ def test_by_default_vision_and_language_are_left_as_they_are() -> None:
     names = travelling(policy)
     assert not any("language" in name or "vision" in name for name in names)
     assert {"network.look.layers.0.ff_in.weight", "network.action_decoder.layer1.W"} <= names.keys()
+
+
+def test_as_many_views_are_read_as_the_model_was_trained_on(
+    directory: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(directory, tmp_path, dirs_exist_ok=True)
+    file = tmp_path / "experiment_cfg" / "metadata.json"
+    told = json.loads(file.read_text())
+    told["libero_franka"]["modalities"] = {"video": {"image": {}, "wrist_image": {}}}
+    file.write_text(json.dumps(told))
+    for given in (["main_images"], ["main_images"] * 3):
+        with pytest.raises(ConfigError, match=rf"on 2 pictures \(image, wrist_image\), .* gives "
+                           rf"{len(given)}; nearest: name 2, null for one") as refused:  # fmt: skip
+            of_directory(tmp_path, cameras=given)
+        assert refused.value.key == "model.cameras"
+    of_directory(tmp_path, cameras=["main_images"] * 2)
+    of_directory(tmp_path, cameras=["main_images", None])
+    # Another set with statistics of its own may have other cameras.
+    action, state = (told["libero_franka"]["statistics"][kind] for kind in ("action", "state"))
+    own = tmp_path / "own.json"
+    own.write_text(json.dumps({"action": action, "state": state}))
+    of_directory(tmp_path, statistics=own)

@@ -329,6 +329,25 @@ def test_a_published_directory_becomes_the_policy(published: Path, kind: str) ->
     torch.testing.assert_close(policy._to_env(given, {}), raw[:, :5], atol=1e-5, rtol=0)
 
 
+def test_other_views_than_the_model_was_trained_on_are_told(
+    published: Path, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = published / "config.json"
+    names = ("images.front", "images.wrist", "images.empty_camera_0")
+    seen = {f"observation.{name}": {"type": "VISUAL", "shape": [3, 64, 64]} for name in names}
+    seen["observation.state"] = {"type": "STATE", "shape": [5]}
+    file.write_text(json.dumps({**json.loads(file.read_text()), "input_features": seen}))
+
+    def warned(cameras: list[str | None]) -> bool:
+        caplog.clear()
+        REGISTRY.load(kind)(path=published, num_action_chunks=5, cameras=cameras).build(SEVEN)
+        return "trained on 2 pictures (observation.images.front, obs" in caplog.text
+
+    assert warned(["main_images"])
+    assert not warned(["main_images", None])
+    assert not warned(["main_images", "main_images"])
+
+
 def test_files_of_mixed_precision_compute_in_float32(published: Path, kind: str) -> None:
     file = published / "model.safetensors"
     stored = load_file(file)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
@@ -53,6 +55,7 @@ class GR00TPolicy(FlowPolicy):
     """
 
     network: GR00TNetwork
+    _needs_views = True
     prompts: PicturePrompts
 
     def __init__(
@@ -63,6 +66,15 @@ class GR00TPolicy(FlowPolicy):
         self._crop = config.crop
         size = self.network.size
         self.prompts.show([size.patches] * len(self.views), picture=size.picture_token)
+
+    def _trained_on(self, path: Path) -> Sequence[str]:
+        file = path / "experiment_cfg" / "metadata.json"
+        found = read_settings(file, key="model.path") if file.is_file() else {}
+        return [
+            *found.get(self._config.statistics_choice["key"], {})
+            .get("modalities", {})
+            .get("video", {})
+        ]
 
     def _prompts(self, config: FlowConfig) -> PicturePrompts:
         path = config.tokenizer or config.path

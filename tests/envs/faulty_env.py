@@ -29,14 +29,18 @@ class FaultyOptions:
     """What every episode keeps for ever, in megabytes."""
 
 
-def _broken(kind: str, observation: Any) -> Any:
-    """What a broken simulator shows instead of an observation; perhaps it never answers."""
+def _fail(kind: str) -> None:
+    """End, never answer, or raise, where that is how the simulator is broken."""
     if kind == "crash":
         os.kill(os.getpid(), signal.SIGKILL)
     if kind == "hang":
         time.sleep(3600)
     if kind == "raise":
         raise ValueError("the gripper fell off")
+
+
+def _broken(kind: str, observation: Any) -> Any:
+    """What a broken simulator shows instead of an observation."""
     states = observation["states"]
     changes = {
         "nan": {"states": states * np.float32(np.nan)},
@@ -58,10 +62,12 @@ class FaultyEnv(SimulatorEnv):
         self._inner: Any = adapter(adapter.Options(**options.options))
         for name in (
             "observation_space", "action_space", "task_descriptions", "never_black", "replayable",
+            "skips_observations",
         ):  # fmt: skip
             setattr(self, name, getattr(self._inner, name))
         self._kept: list[bytes] = []
         self._steps, self._kind = 0, "none"
+        self._seen: Any = None
 
     def task_of(self, seed: int) -> int:
         return self._inner.task_of(seed)
@@ -75,12 +81,20 @@ class FaultyEnv(SimulatorEnv):
         self.task_id = self._inner.task_id
         return found
 
-    def step(self, action: Any) -> Any:
+    def step_blind(self, action: Any) -> Any:
+        """It fails without having drawn a picture: the graphics of another env are at hand."""
         self._steps += 1
-        observation, *rest = self._inner.step(action)
+        if self.skips_observations:
+            self._seen, found = None, self._inner.step_blind(action)
+        else:
+            self._seen, *found = self._inner.step(action)
         if self._steps == 3:
-            observation = _broken(self._kind, observation)
-        return (observation, *rest)
+            _fail(self._kind)
+        return tuple(found)
+
+    def observe(self) -> Any:
+        seen = self._inner.observe() if self._seen is None else self._seen
+        return _broken(self._kind, seen) if self._steps >= 3 else seen
 
     def render(self) -> Any:
         if self._kind == "no picture":
@@ -89,6 +103,9 @@ class FaultyEnv(SimulatorEnv):
 
     def close(self) -> None:
         self._inner.close()
+
+    def discard(self) -> None:
+        self._inner.discard()
 
 
 class FaultyBatch(SimulatorBatch):
@@ -121,6 +138,7 @@ class FaultyBatch(SimulatorBatch):
             if kind == "nan":
                 observations["states"][row] = np.nan
             else:
+                _fail(kind)
                 observations = _broken(kind, observations)
         return type(found)(**{**vars(found), "observations": observations})
 

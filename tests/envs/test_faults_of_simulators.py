@@ -40,9 +40,18 @@ SIMULATORS: dict[str, dict[str, Any]] = {
     "gymnasium_robotics": {"task": "FetchReachDense-v4"},
     "robosuite": {"task": "Lift", "images": True, "image_size": 64},
     "panda_gym": {"task": "PandaReachDense-v3"},
+    # Of three tasks one built model may lie idle: the others are closed beside those at work.
+    "libero": {
+        "suite": "libero_spatial",
+        "tasks": [0, 1, 2],
+        "image_size": 64,
+        "settle_steps": 1,
+        "models": 1,
+    },
     "mjlab": {"task": "Mjlab-Cartpole-Balance"},
 }
 SINGLE = [name for name in SIMULATORS if name != "mjlab"]
+REPLAYED = [name for name in SINGLE if REGISTRY.load(name).replayable]
 CHUNK = 4
 
 
@@ -104,7 +113,9 @@ def play(config: EnvConfig, episodes: list[tuple[int, int]]) -> tuple[list, list
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("name", SINGLE)
 def test_every_fault_of_a_simulator_closes_its_episode_and_no_other(faulty, name):
-    kinds = [k for k in REASONS if k != "black" or SIMULATORS[name].get("images")]
+    kinds = [k for k in REASONS if k != "black" or "image_size" in SIMULATORS[name]]
+    if name not in REPLAYED:  # a lost process takes the neighbours with it
+        kinds = [kind for kind in kinds if kind not in ("crash", "hang")]
     listed = [kind for kind in kinds for kind in (kind, "none")]
     episodes = list(enumerate(range(len(listed))))
     records, faults, ends = play(faulty(name, kinds=listed), episodes)
@@ -115,19 +126,22 @@ def test_every_fault_of_a_simulator_closes_its_episode_and_no_other(faulty, name
     found = Counter((listed[fault.episode_id], fault.reason) for fault in faults)
     assert found == {(kind, REASONS[kind]): 2 for kind in kinds}
     details = {listed[fault.episode_id]: fault.detail for fault in faults}
-    assert "SIGKILL" in details["crash"]
-    assert "outside_faulty" in details["hang"]  # its stack
+    if name in REPLAYED:
+        assert "SIGKILL" in details["crash"]
+        assert "outside_faulty" in details["hang"]  # its stack
     assert "the gripper fell off" in details["raise"]
     _, none, undisturbed = play(faulty(name), [each for each in episodes if each[1] % 2])
     assert not none
     assert ends.keys() == undisturbed.keys()
+    off = 0.0 if REGISTRY.load(name).deterministic else 1e-2
     for episode, states in ends.items():
-        assert np.array_equal(states, undisturbed[episode]), f"episode {episode} was disturbed"
+        same = np.allclose(states, undisturbed[episode], rtol=0.0, atol=off)
+        assert same, f"episode {episode} was disturbed"
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("name", SINGLE)
+@pytest.mark.parametrize("name", REPLAYED)
 def test_a_simulator_that_leaks_is_replaced_and_loses_no_episode(faulty, name):
     def steps(config: EnvConfig) -> tuple[list, set]:
         with SupervisedVectorEnv(config, num_envs=2, seed=0) as env:

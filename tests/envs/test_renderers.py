@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
+import sys
 
 import pytest
 
 from rlinf.envs import installation, renderers
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.renderers import LIBRARIES, MUJOCO, Drawing, draw, loads, mujoco_renderer
+from rlinf.envs.renderers import (
+    LIBRARIES,
+    MUJOCO,
+    SETTINGS,
+    Drawing,
+    draw,
+    loads,
+    mujoco_renderer,
+)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +83,12 @@ def test_either_library_is_enough_to_be_ready(monkeypatch: pytest.MonkeyPatch) -
         assert (found.state is installation.State.UNFIT) == unfit, found
 
 
-@pytest.mark.skipif(importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed")
+_needs_mujoco = pytest.mark.skipif(
+    importlib.util.find_spec("mujoco") is None, reason="mujoco is not installed"
+)
+
+
+@_needs_mujoco
 @pytest.mark.parametrize("renderer", LIBRARIES)
 def test_mujoco_draws_boxes(renderer: str) -> None:
     if not loads(LIBRARIES[renderer]):
@@ -81,3 +97,40 @@ def test_mujoco_draws_boxes(renderer: str) -> None:
     assert found.fault == ""
     assert found.frame.startswith("frame 48x48")
     assert found.per_second > 0
+
+
+# What one env of a process does while the graphics of the other one are at hand.
+_NEIGHBOURS = """
+import sys
+import mujoco, numpy
+from rlinf.envs.mujoco.picture import Painter
+model = mujoco.MjModel.from_xml_string(
+    "<mujoco><worldbody><light pos='0 0 3'/><geom type='box' size='.4 .4 .1'/>"
+    "<camera name='above' pos='0 0 2'/></worldbody></mujoco>")
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+one, other = Painter(model), Painter(model)
+one.paint(data, "above", 64)
+seen = other.paint(data, "above", 64)
+if sys.argv[1] == "closes":
+    one.close()
+else:
+    assert one.paint(data, "above", 96).any()
+assert seen.any()
+assert numpy.array_equal(other.paint(data, "above", 64), seen)
+"""
+
+
+@_needs_mujoco
+@pytest.mark.parametrize("renderer", LIBRARIES)
+@pytest.mark.parametrize("what", ["closes", "draws a larger picture"])
+def test_an_env_that_gives_its_graphics_back_leaves_those_of_its_neighbour(
+    renderer: str, what: str
+) -> None:
+    if not loads(LIBRARIES[renderer]):
+        pytest.skip(f"{LIBRARIES[renderer]} is not installed")
+    done = subprocess.run(
+        [sys.executable, "-c", _NEIGHBOURS, what],
+        env={**os.environ, **SETTINGS[renderer]}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr

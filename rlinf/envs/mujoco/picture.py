@@ -58,6 +58,7 @@ class Painter:
         """Give the graphics context back."""
         if self._window is not None:
             atexit.unregister(self.close)
+            self._window.make_current()  # what is freed is that of the current context
             if self._context is not None:
                 self._context.free()
             self._window.free()

@@ -185,6 +185,8 @@ class CalvinEnv(SimulatorEnv):
         """Disconnect from the physics."""
         with quiet():
             self._env.close()
+        # Its destructor would close again, by when another env may have been given the same number.
+        self._env.ownsPhysicsClient = False
 
     def _begin_subtask(self) -> None:
         self._start = self._env.get_info()

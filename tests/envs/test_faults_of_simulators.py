@@ -48,6 +48,7 @@ SIMULATORS: dict[str, dict[str, Any]] = {
         "settle_steps": 1,
         "models": 1,
     },
+    "calvin": {"images": False},
     "mjlab": {"task": "Mjlab-Cartpole-Balance"},
 }
 SINGLE = [name for name in SIMULATORS if name != "mjlab"]

@@ -26,7 +26,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
 from rlinf.envs.observation_names import present
 from rlinf.envs.requirements import Requirements
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, told
 
 Observation = Dict[str, np.ndarray]  # noqa: UP006
 """One observation: ``states``, ``proprioception`` float32 [D]; ``main_images``, ``wrist_images``
@@ -364,6 +364,23 @@ def require_package(name: str, needs: Requirements) -> None:
             f"not find; `rlinf env install {name}` makes an environment that has it",
             key="type",
         )
+
+
+@contextlib.contextmanager
+def importing(name: str, remedy: str) -> Iterator[None]:
+    """Say in one line that this interpreter cannot import what an env type needs, and the remedy;
+    without one, whoever made the interpreter is left to read the trace.
+
+    Raises:
+        ConfigError: It cannot, and there is a remedy.
+    """
+    try:
+        yield
+    except ImportError as error:
+        if not remedy:
+            raise
+        why = f"{sys.executable} cannot run env type `{name}`: {told(error)}; {remedy}"
+        raise ConfigError(why, key="type") from error
 
 
 def require_known(key: str, value: str, known: Sequence[str]) -> None:

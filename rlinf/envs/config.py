@@ -25,7 +25,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.options import ComponentOptions, field_descriptions
 from rlinf.config.reasons import reason, required
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
-from rlinf.envs.installation import interpreter, variables
+from rlinf.envs.installation import interpreter, reinstall_hint, variables
 from rlinf.envs.renderers import mujoco_renderer
 from rlinf.errors import ConfigError
 from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
@@ -154,9 +154,11 @@ class EnvConfig(StrictModel):
             return
         key = "python" if self.python else "type"
         if shutil.which(python) is None:
-            raise ConfigError(f"{python} is no executable file; {_INTERPRETERS}", key=key)
+            helps = self.remedy or _INTERPRETERS
+            raise ConfigError(f"{python} is no executable file; {helps}", key=key)
         settings = {
             "type": self.type,
+            "remedy": self.remedy,
             "options": dataclasses.asdict(self.adapter_options),
             "max_episode_steps": self.max_episode_steps,
         }
@@ -169,8 +171,9 @@ class EnvConfig(StrictModel):
         try:
             process.receive(min(self.start_deadline, _CHECK_SECONDS))
         except ProcessLostError as lost:
-            why = f"{python} cannot run env type `{self.type}`: {_why_lost(lost, python)}"
-            raise ConfigError(why, key=key) from lost
+            why = _why_lost(lost, python, self.remedy)
+            reason = f"{python} cannot run env type `{self.type}`: {why}"
+            raise ConfigError(reason, key=key) from lost
         finally:
             process.close()
 
@@ -190,6 +193,12 @@ class EnvConfig(StrictModel):
                 these pins.
         """
         return self.python or interpreter(self.type)
+
+    @property
+    def remedy(self) -> str:
+        """What helps where the interpreter cannot import what it should have: to install anew what
+        ``rlinf env install`` made; empty for any other interpreter."""
+        return "" if self.python or interpreter(self.type) is None else reinstall_hint(self.type)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -213,16 +222,18 @@ def _own_file(module: str) -> Path | None:
     return None if {"site-packages", "dist-packages"} & set(path.parts) else path
 
 
-def _why_lost(lost: ProcessLostError, python: str) -> str:
-    """Why an interpreter could not judge options, in one line, and what would help."""
+def _why_lost(lost: ProcessLostError, python: str, remedy: str) -> str:
+    """Why an interpreter could not judge options, in one line, and what would help: the remedy, if
+    it is one that an install made."""
     first, *others = [line.strip() for line in lost.detail.splitlines() if line.strip()]
     last = others[-1] if others else first
     if missing := re.search(r"No module named '(numpy|gymnasium)", last):
-        return f"it lacks {missing[1]}; `{python} -m pip install numpy gymnasium` installs it"
+        helps = remedy or f"`{python} -m pip install numpy gymnasium` installs it"
+        return f"it lacks {missing[1]}; {helps}"
     if lost.reason == "crash":
         how = first.partition(";")[0]
         said = "" if last in (first, "(nothing)") else f" and said: {last}"
-        return f"it is no Python, or a broken one: {how}{said}; {_INTERPRETERS}"
+        return f"it is no Python, or a broken one: {how}{said}; {remedy or _INTERPRETERS}"
     return first if lost.reason == "hang" else last
 
 

@@ -45,6 +45,7 @@ class State(StrEnum):
     MISSING = "missing"
     INCOMPLETE = "incomplete"
     OUTDATED = "other version"
+    DAMAGED = "damaged"
     UNFIT = "cannot run here"
 
 
@@ -101,10 +102,31 @@ def status(name: str) -> Availability:
 def _status_of(directory: Path, name: str, needs: Requirements) -> Availability:
     manifest = _manifest(directory)
     if manifest is None:
-        return Availability(State.INCOMPLETE, f"an install was interrupted; {install_hint(name)}")
+        why = f"an install was interrupted, or {MANIFEST} is damaged"
+        return Availability(State.INCOMPLETE, f"{why}; {install_hint(name)}")
     if manifest["pins"] != _digest(name, needs):
         return Availability(State.OUTDATED, f"its pins have changed since; {install_hint(name)}")
+    if gone := _gone(directory, name, needs):
+        why = f"{directory} has no {' and no '.join(gone)} any more"
+        return Availability(State.DAMAGED, f"{why}; {install_hint(name)}")
     return Availability(State.READY, str(directory))
+
+
+def _gone(directory: Path, name: str, needs: Requirements) -> list[str]:
+    """What an env process begins with and the environment has lost; nothing is run for it."""
+    if not os.access(directory / "bin" / "python", os.X_OK):
+        return ["bin/python that can be run"]
+    pinned = {pin.partition("==")[0].replace("-", "_") for pin in _pins(name, needs)}
+    modules = [each for each in ("numpy", "gymnasium", needs.module) if each in pinned]
+    if needs.module not in modules and not needs.source:  # what has one may have it from there
+        modules.append(needs.module)
+    places = list(directory.glob("lib/python*/site-packages"))
+    return [each for each in modules if not any(_holds(place, each) for place in places)]
+
+
+def _holds(place: Path, module: str) -> bool:
+    files = place.glob(f"{module}.*")
+    return (place / module).is_dir() or any(each.suffix in (".py", ".so") for each in files)
 
 
 def ready() -> list[str]:
@@ -277,6 +299,17 @@ def install_hint(name: str) -> str:
     return f"run `rlinf env install {name}{source}`"
 
 
+def reinstall_hint(name: str) -> str:
+    """Return what to type for an environment that is there, and does not work."""
+    return f"run `rlinf env remove {name}`, then {install_hint(name).removeprefix('run ')}"
+
+
+def _pins(name: str, needs: Requirements) -> list[str]:
+    """All that an environment is to have, where that is known."""
+    lock = lock_file(name)
+    return [*needs.packages, *(lock.read_text().splitlines() if lock else ())]
+
+
 def _digest(name: str, needs: Requirements) -> str:
     pins = lock_file(name)
     asked = [needs.python, *needs.packages, *needs.overrides]
@@ -285,10 +318,15 @@ def _digest(name: str, needs: Requirements) -> str:
 
 
 def _manifest(directory: Path) -> dict[str, Any] | None:
+    """What an install wrote last: the digest of its ``pins``, further packages ``with`` which it
+    was made, and the ``source``; None where that is missing or of another form."""
     try:
-        return dict(json.loads((directory / MANIFEST).read_text()))
+        found = json.loads((directory / MANIFEST).read_text())
     except (OSError, ValueError):
         return None
+    form = {"pins": str, "with": list, "source": str}
+    whole = {"with": [], "source": "", **found} if isinstance(found, dict) else {}
+    return whole if all(isinstance(whole.get(key), kind) for key, kind in form.items()) else None
 
 
 def _interpreter_of(version: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from rlinf.envs.base import ADAPTERS, REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, interpreter, status
 from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
+from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
 NAME = "panda_gym"
@@ -30,11 +32,11 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def packages(monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Requirements of an env type that pip can fulfil at once: none but the interpreter."""
+    """Requirements of an env type that pip can fulfil at once: its lock file alone."""
     adapter = REGISTRY.load(NAME)
     if adapter.requirements.python != _version():
         pytest.skip(f"what {NAME} is pinned to is for Python {adapter.requirements.python}")
-    small = Requirements(packages=(), module="no_such_module", python=_version())
+    small = Requirements(packages=(), module=NAME, python=_version())
     monkeypatch.setattr(adapter, "requirements", small)
     return Path(sys.executable)
 
@@ -176,6 +178,64 @@ def test_an_interrupted_install_is_never_used(home: Path, monkeypatch: pytest.Mo
         interpreter(NAME)
     installation.install(NAME)  # made anew
     assert status(NAME).state is State.READY
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "null", "[]", '"x"', '{"pins": 3}', '{"pins": "p", "with": 3}', '{"pins"']
+)
+def test_a_manifest_of_another_form_is_that_of_no_install(
+    home: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / NAME).mkdir(parents=True)
+    (home / NAME / installation.MANIFEST).write_text(content)
+    assert status(NAME).state is State.INCOMPLETE
+    assert not installation.is_made(NAME)
+    assert installation.variables(NAME) == {}
+    assert main(["env", "list"]) == 0
+    (line,) = (each for each in capsys.readouterr().out.splitlines() if each.startswith(NAME))
+    assert "incomplete" in line
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_an_environment_has_lost_is_named_and_an_install_makes_it_anew(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory = installation.install(NAME)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    for lost in (*(packages / each for each in (NAME, "numpy", "gymnasium")), directory / "bin"):
+        lost.rename(tmp_path / "away")
+        what = "bin/python that can be run" if lost.name == "bin" else lost.name
+        why = f"{directory} has no {what} any more; run `rlinf env install {NAME}`"
+        assert status(NAME) == installation.Availability(State.DAMAGED, why)
+        with pytest.raises(ConfigError, match=r"damaged: .* any more"):
+            interpreter(NAME)
+        (tmp_path / "away").rename(lost)
+        assert status(NAME).state is State.READY
+    shutil.rmtree(packages / NAME)
+    assert main(["env", "install", NAME]) == 0
+    assert capsys.readouterr().out.endswith(f"\nready: {directory}\n")
+    assert status(NAME).state is State.READY
+
+
+@pytest.mark.usefixtures("packages")
+def test_what_an_environment_cannot_import_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    directory = installation.install(NAME)
+    (packages,) = directory.glob("lib/python*/site-packages")
+    config = EnvConfig(type=NAME, options={"task": "PandaReach-v3"}, max_episode_steps=5)
+    anew = f"run `rlinf env remove {NAME}`, then `rlinf env install {NAME}`"
+    for damaged, why in (("pybullet", "ImportError: "), ("numpy/_core/_multiarray_umath", "")):
+        (compiled,) = packages.glob(f"{damaged}.*.so")
+        compiled.unlink()  # the installer's cache may have the same file
+        compiled.write_bytes(b"\x7fELF")
+        with pytest.raises(ConfigError) as refused:
+            SupervisedVectorEnv(config, num_envs=1, seed=0)
+        assert refused.value.key == "type"
+        told = refused.value.reason
+        assert told.startswith(f"{directory}/bin/python cannot run env type `{NAME}`: {why}")
+        assert told.endswith(f"; {anew}")
+        assert "\n" not in told
 
 
 @pytest.mark.usefixtures("packages")
@@ -389,7 +449,8 @@ def test_a_disk_that_fills_up_ends_the_install_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing half made is left, and with room the same command makes the environment."""
-    small = Requirements(packages=("numpy==2.2.6",), module="absent", python=_version(), disk_mb=1)
+    asked = ("numpy==2.2.6", "toposort==1.10")
+    small = Requirements(packages=asked, module="toposort", python=_version(), disk_mb=1)
     monkeypatch.setattr(REGISTRY.load(NAME), "requirements", small)
     monkeypatch.setattr(installation, "lock_file", lambda name: None)
     disk = tmp_path / "disk"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rlinf.envs.base import REGISTRY
+from rlinf.envs.base import REGISTRY, importing
 from rlinf.processes.child import serve
 
 
@@ -16,6 +16,7 @@ def main(lifeline: int, commands: int) -> None:
 def _judge(message: dict[str, Any]) -> dict[str, Any]:
     """Let the adapter check its options; what it raises is the answer."""
     if message["operation"] == "start":
-        adapter = REGISTRY.load(message["type"])
-        adapter.check(adapter.Options(**message["options"]), message["max_episode_steps"])
+        with importing(message["type"], message["remedy"]):
+            adapter = REGISTRY.load(message["type"])
+            adapter.check(adapter.Options(**message["options"]), message["max_episode_steps"])
     return {}

@@ -10,7 +10,7 @@ import gc
 import os
 from typing import Any
 
-from rlinf.envs.base import REGISTRY, Simulator, SimulatorBatch, SimulatorEnv
+from rlinf.envs.base import REGISTRY, Simulator, SimulatorBatch, SimulatorEnv, importing
 from rlinf.envs.spec import spec_of
 from rlinf.envs.supervised.batch_host import BatchHost
 from rlinf.envs.supervised.block import block_fields
@@ -52,7 +52,8 @@ class _Server:
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         operation = message["operation"]
         if operation == "start":
-            return self._start(message)
+            with importing(message["type"], message["remedy"]):
+                return self._start(message)
         if operation == "attach":
             return self._attach()
         host = self._host

@@ -132,6 +132,7 @@ class SupervisedVectorEnv(VectorEnv):
         return EnvPool(
             {
                 "type": config.type,
+                "remedy": config.remedy,
                 "options": dataclasses.asdict(config.adapter_options),
                 "observation_steps": config.observation_steps,
                 "rules": dataclasses.asdict(rules),

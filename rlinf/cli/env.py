@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -58,7 +61,9 @@ def install(
     say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
     if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
         typer.confirm("Install it? (--yes does not ask)", abort=True)
-    say(f"ready: {installation.install(name, with_packages=with_package or (), source=source)}")
+    with _ended_as_by_interrupt():
+        made = installation.install(name, with_packages=with_package or (), source=source)
+    say(f"ready: {made}")
     if needs.assets:
         say(f"before it runs: {needs.assets}")
 
@@ -78,3 +83,17 @@ def lock(name: Name, debug: Debug = False) -> None:
     from rlinf.envs import installation
 
     say(installation.resolve(name).rstrip())
+
+
+@contextlib.contextmanager
+def _ended_as_by_interrupt() -> Iterator[None]:
+    """Let every signal that asks the command to end be as Ctrl-C, behind which nothing is left."""
+    from rlinf.cli.train import end_signals
+
+    others = [number for number in end_signals() if number != signal.SIGINT]
+    before = {number: signal.signal(number, signal.default_int_handler) for number in others}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

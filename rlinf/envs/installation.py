@@ -218,16 +218,17 @@ def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None
             f"env type `{name}` takes {needs.disk_mb} MB and {directory.parent} has {free} MB free;"
             " RLINF_ENVS names another directory"
         )
-    with _alone(directory):
+    with _alone(directory) as lock:
         shutil.rmtree(directory, ignore_errors=True)
         try:
-            _uv("venv", "--quiet", "--python", _interpreter_of(needs.python), str(directory))
+            base = _interpreter_of(needs.python)
+            _uv("venv", "--quiet", "--python", base, str(directory), lock=lock)
             python = directory / "bin" / "python"
             pins = lock_file(name)
             wanted = [*(["-r", str(pins)] if pins else []), *needs.packages, *with_packages]
             if wanted:
                 arguments = ("pip", "install", "--quiet", "--python", str(python), *wanted)
-                _uv(*arguments, overrides=needs.overrides)
+                _uv(*arguments, overrides=needs.overrides, lock=lock)
             manifest = {
                 "type": name,
                 "pins": _digest(name, needs),
@@ -336,14 +337,20 @@ def _interpreter_of(version: str) -> str:
     return sys.executable if version == own else version
 
 
-def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:
-    """Run the installer; the wheels that pip finds on this machine are found by it as well."""
+def _uv(
+    *arguments: str, given: str = "", overrides: Sequence[str] = (), lock: int | None = None
+) -> str:
+    """Run the installer; the wheels that pip finds on this machine are found by it as well.
+
+    It inherits the descriptor of a ``lock``, which so holds until the installer has ended, also
+    where this process was killed before.
+    """
     environment = dict(os.environ)
     if overrides:
         with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
             file.write("\n".join(overrides))
             file.flush()
-            return _uv(*arguments, "--overrides", file.name, given=given)
+            return _uv(*arguments, "--overrides", file.name, given=given, lock=lock)
     if "PIP_FIND_LINKS" in environment:
         environment.setdefault("UV_FIND_LINKS", environment["PIP_FIND_LINKS"])
     done = subprocess.run(
@@ -353,6 +360,7 @@ def _uv(*arguments: str, given: str = "", overrides: Sequence[str] = ()) -> str:
         capture_output=True,
         text=True,
         check=False,
+        pass_fds=() if lock is None else (lock,),
     )
     if done.returncode:
         words = " ".join(line.strip(" ×╰─▶│") for line in done.stderr.splitlines() if line.strip())
@@ -371,8 +379,8 @@ def _writing(place: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """Let nobody else make or remove this environment meanwhile."""
+def _alone(directory: Path) -> Iterator[int]:
+    """Let nobody else make or remove this environment meanwhile; gives the lock's descriptor."""
     with _writing(directory.parent):
         lock = (directory.parent / f".{directory.name}.lock").open("w")
     with lock as file:
@@ -380,4 +388,4 @@ def _alone(directory: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise ConfigError(f"another process installs or removes {directory.name}") from error
-        yield
+        yield file.fileno()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import gymnasium
+import psutil
 import pytest
 
 from rlinf.cli.main import main
@@ -345,6 +348,48 @@ def test_two_installs_at_once_do_not_meet(home: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(ConfigError, match="another process"):
             installation.install(NAME)
+
+
+_ENDED = """
+import os, sys
+from rlinf.cli.main import main
+from rlinf.envs import installation
+installation.find_uv_bin = lambda: sys.argv[1]
+sys.exit(main(["env", "install", sys.argv[2], "--yes"]))
+"""
+
+
+@pytest.mark.usefixtures("packages")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_an_install_that_is_ended_leaves_nothing_or_the_lock_to_its_installer(
+    home: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    uv, began = tmp_path / "uv", tmp_path / "began"
+    uv.write_text(
+        f"#!/bin/sh\nmkdir -p {home / NAME}\necho $$ > {began}.new\nmv {began}.new {began}\n"
+        "exec sleep 60\n"
+    )
+    uv.chmod(0o755)
+    command = [sys.executable, "-c", _ENDED, str(uv), NAME]
+    with subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL) as install:
+        while not began.exists():
+            assert install.poll() is None
+            time.sleep(0.02)
+        install.send_signal(number)
+        code = install.wait(20)
+    installer = psutil.Process(int(began.read_text())) if number == signal.SIGKILL else None
+    if installer is None:
+        assert code == 130
+        assert not psutil.pid_exists(int(began.read_text()))
+        assert not (home / NAME).exists()
+    else:
+        with pytest.raises(ConfigError, match="another process installs"):
+            installation.install(NAME)
+        installer.kill()
+        assert status(NAME).state is State.INCOMPLETE
+        psutil.wait_procs([installer], timeout=20)
+    with installation._alone(home / NAME):
+        pass
 
 
 def test_options_are_judged_under_the_interpreter_that_runs_the_env() -> None:

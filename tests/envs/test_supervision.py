@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from rlinf.envs.results import FaultReason
+from rlinf.envs.supervised.pool import EnvPool
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError, RunFailure
 
@@ -130,6 +131,53 @@ def test_a_simulator_that_never_starts_stops_the_run(point):
             pytest.raises(RunFailure, match="in a row"),
         ):
             env.reset()
+
+
+def _dying_replacements(monkeypatch, number: int) -> None:
+    """The first so many processes that replace a lost one die while they build their envs."""
+    make, made = EnvPool._new_process, iter(range(1000))
+
+    def new_process(pool, index):
+        process = make(pool, index)
+        if 0 < next(made) <= number:
+            os.kill(process.process.pid, signal.SIGKILL)
+        return process
+
+    monkeypatch.setattr(EnvPool, "_new_process", new_process)
+
+
+def test_a_replacement_that_dies_while_it_starts_is_a_loss_and_another_one_is_tried(
+    point, monkeypatch
+):
+    chunks = actions(3, 2)
+
+    def play(misbehaviour: str) -> list:
+        config = point(misbehaviour, one_in=2, max_fault_rate=1.0, processes=1)
+        listed = list(enumerate([0, 1, 3, 5]))  # the first one misbehaves
+        with SupervisedVectorEnv(config, num_envs=2, seed=0, episode_seeds=listed) as env:
+            env.reset()
+            return [env.chunk_step(chunk) for chunk in chunks]
+
+    expected = play("none")
+    _dying_replacements(monkeypatch, 2)
+    found = play("crash")
+    faults = [fault for step in found for fault in step.faults]
+    # The episode is tried again, and its process is then replaced by one that lives.
+    assert [fault.env for fault in faults] == [0, -1, -1, 0]
+    assert {fault.reason for fault in faults} == {FaultReason.CRASH}
+    assert not found[0].valid[0]
+    for one, other in zip(expected, found, strict=True):
+        assert other.valid[1]
+        assert np.array_equal(one.observations["states"][1], other.observations["states"][1])
+
+
+def test_replacements_that_all_die_while_they_start_stop_the_run(point, monkeypatch):
+    _dying_replacements(monkeypatch, 100)
+    config = point("crash", max_fault_rate=1.0, processes=1)
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as env:
+        env.reset()
+        with pytest.raises(RunFailure, match=r"lost 6 times in a row; the last time \(crash\)"):
+            env.chunk_step(actions(1, 1)[0])
 
 
 def test_processes_run_on_the_cores_they_are_given(point):

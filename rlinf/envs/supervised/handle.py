@@ -62,7 +62,8 @@ class EnvProcess:
         Raises:
             ConfigError: The options are not legal for the simulator.
             MissingPackageError: The simulator is not installed under this interpreter.
-            RunFailure: The process failed, ended or took too long.
+            ProcessLostError: The process ended.
+            RunFailure: The process failed or took too long.
         """
         try:
             return EnvSpec.from_json(self._receive(self._limits.start_deadline)["spec"])
@@ -72,7 +73,7 @@ class EnvProcess:
                     f"an env process was not ready after {self._limits.start_deadline:g} s "
                     f"(start_deadline); its stack and output:\n{lost.detail}"
                 ) from lost
-            raise RunFailure(f"an env process was lost at its start: {lost.detail}") from lost
+            raise
 
     def send(self, command: Command) -> None:
         """Send the command of a stage; it is in flight until :meth:`collect` has its answer.

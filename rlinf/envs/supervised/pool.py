@@ -40,7 +40,7 @@ class EnvPool:
         cores: Cores that each process may use.
         limits: Under which every process runs.
 
-    Raises as :meth:`EnvProcess.started`.
+    Raises as :meth:`EnvProcess.started`, and a RunFailure where a process ends at its first start.
     """
 
     def __init__(
@@ -72,7 +72,10 @@ class EnvPool:
 
     def _start(self) -> None:
         self._processes += [self._new_process(index) for index in range(len(self._rows))]
-        specs = [process.started() for process in self._processes]
+        try:
+            specs = [process.started() for process in self._processes]
+        except ProcessLostError as lost:
+            raise RunFailure(f"an env process was lost at its start: {lost.detail}") from lost
         if any(spec != specs[0] for spec in specs):
             raise ConfigError(f"the env looks different in different processes: {specs}")
         self.spec = specs[0]
@@ -207,16 +210,19 @@ class EnvPool:
     def _replace(self, index: int, lost: ProcessLostError) -> None:
         """Build a lost process anew and send it again what was in flight."""
         in_flight = list(self._processes[index].pending.values())
+        broken: dict[int, list[str]] = {}  # rows at work when a process was lost, until one knows
         for _ in range(MAX_RESTARTS_IN_A_ROW):
             self._processes[index].process.kill()
-            broken = self._note_loss(index, lost)
-            orders = {str(row): self._order(row, in_flight) for row in self._rows_of(index)}
-            if broken >= 0:
-                orders[str(broken)]["broken"] = [lost.reason, lost.detail]
+            if (row := self._note_loss(index, lost)) >= 0:
+                broken[row] = [lost.reason, lost.detail]
             process = self._processes[index] = self._new_process(index)
-            process.started()
             try:
+                process.started()
                 self._attach(index, process)
+                orders = {str(row): self._order(row, in_flight) for row in self._rows_of(index)}
+                for row, why in broken.items():
+                    orders[str(row)]["broken"] = why
+                broken = {}
                 self._report.add(process.ask("restore", rows=orders))
                 for command in in_flight:
                     process.send(command)

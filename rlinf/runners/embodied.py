@@ -130,11 +130,13 @@ class Acting(PlayingTask[ActingT]):
 
     def _tell_of_faults(self, rollouts: Sequence[RolloutReport]) -> None:
         """Warn of what a run sees for the first time."""
-        for reason, told in {k: v for r in rollouts for k, v in r.first_faults.items()}.items():
+        first = {reason: found for r in rollouts for reason, found in r.first_faults.items()}
+        for reason, (env, told) in first.items():
             if reason not in self.counts.faults:
-                log.warning(
-                    "A simulator failed (%s), and its episode is not trained on: %s", reason, told
-                )
+                follows = f"and its episode is not trained on: env {env}"
+                if env < 0:
+                    follows = "with no env at work, and its process is replaced"
+                log.warning("A simulator failed (%s), %s: %s", reason, follows, told)
 
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """Play episodes; training ends once the policy succeeds often enough."""

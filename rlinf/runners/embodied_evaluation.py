@@ -117,9 +117,9 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             )
             for record in records.values()
         ]
-        if not all(outcome.valid for outcome in outcomes):
-            for reason, told in report.first_faults.items():
-                log.warning("A simulator failed (%s) in an evaluation: %s", reason, told)
+        for reason, (env, told) in report.first_faults.items():
+            where = f"env {env}" if env >= 0 else "no env was at work"
+            log.warning("A simulator failed (%s) in an evaluation: %s: %s", reason, where, told)
         return EvaluationResult.of(
             spec,
             outcomes,

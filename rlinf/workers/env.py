@@ -31,8 +31,8 @@ class RolloutReport:
     faults: Counter[str] = field(default_factory=Counter)
     section_faults: Counter[str] = field(default_factory=Counter)
     """By reason and section, where there are several."""
-    first_faults: dict[str, str] = field(default_factory=dict)
-    """By reason, what was said of the first one."""
+    first_faults: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By reason, the env of the first one (-1: none was at work) and what was said of it."""
     env_steps: int = 0
     extra_rows: int = 0
     simulator_seconds: float = 0.0
@@ -47,8 +47,7 @@ class RolloutReport:
         self.episodes.extend(step.episodes)
         self.faults.update(fault.reason.value for fault in step.faults)
         for fault in step.faults:
-            told = f"env {fault.env}: {fault.summary}"
-            self.first_faults.setdefault(fault.reason.value, told)
+            self.first_faults.setdefault(fault.reason.value, (fault.env, fault.summary))
         named = [fault for fault in step.faults if fault.section is not None]
         self.section_faults.update(f"{fault.reason.value}/{fault.section}" for fault in named)
         self.env_steps += step.rewards.size

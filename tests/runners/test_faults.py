@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from types import SimpleNamespace
 
 import imageio_ffmpeg
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 from rlinf.checkpoint.weights import export_weights
 from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
+from rlinf.envs.results import EnvFault, EpisodeRecord, FaultReason
 from rlinf.envs.spec import spec_of
 from rlinf.models.config import MLPConfig
 from rlinf.runners.embodied import Embodied
@@ -115,6 +117,40 @@ def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_pat
     (lost,) = (line for line in warned if "failed (exception) in an evaluation" in line)
     assert "RuntimeError: the gripper broke" in lost
     assert "the simulator did not finish" in said
+
+
+def test_a_process_that_is_lost_with_no_env_at_work_is_told_as_such(tmp_path, caplog):
+    rewards, lost = np.zeros((1, 1)), "it ended with signal SIGKILL; the end of its output:\nbye"
+    reports = []
+    for env in (-1, 3):
+        faults = (EnvFault(env, FaultReason.CRASH, lost, -1),)
+        reports.append(EvaluationReport())
+        reports[-1].add(SimpleNamespace(episodes=(), faults=faults, rewards=rewards))
+        Embodied(small_config(tmp_path), tmp_path)._tell_of_faults(reports[-1:])
+    what = "it ended with signal SIGKILL; it printed last: bye"
+    failed = "A simulator failed (crash), "
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{failed}with no env at work, and its process is replaced: {what}",
+        f"{failed}and its episode is not trained on: env 3: {what}",
+    ]
+
+
+def test_an_evaluation_tells_of_a_fault_whose_episodes_were_played_again(
+    tmp_path, caplog, monkeypatch
+):
+    evaluator = EpisodeEvaluator(small_config(tmp_path))
+    spec = replace(evaluator.spec("held_out"), episodes=((0, 7),))
+    good = EpisodeRecord(0, 0, 7, True, True, False, 1.0, 5, 0.2, valid=True)
+    for env, where in ((2, "env 2"), (-1, "no env was at work")):
+        report = EvaluationReport(
+            episodes=[replace(good, valid=False), good], first_faults={"crash": (env, "SIGKILL")}
+        )
+        path = "rlinf.runners.embodied_evaluation.play_episodes"
+        monkeypatch.setattr(path, lambda groups, episodes, report=report: report)
+        caplog.clear()
+        assert evaluator.play(None, spec, "it").success_rate == 1.0
+        (told,) = (record.getMessage() for record in caplog.records)
+        assert told == f"A simulator failed (crash) in an evaluation: {where}: SIGKILL"
 
 
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):

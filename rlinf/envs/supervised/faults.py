@@ -69,11 +69,13 @@ class FaultWatch:
         window, found = self._outcomes.maxlen or 1, sum(self._outcomes)
         if found <= self._max_rate * window:
             return
+        env = self._first.env
+        where = f"in env {env}" if env >= 0 else "while no env was at work"
         counts = ", ".join(f"{name} {count}" for name, count in sorted(self._counts.items()))
         raise RunFailure(
             f"{found} of the last {len(self._outcomes)} episodes were faulty, more than "
             f"env.train.max_fault_rate={self._max_rate:g} of {window} allows ({counts}). "
-            f"The first fault, {self._first.reason.value} in env {self._first.env}:\n"
+            f"The first fault, {self._first.reason.value} {where}:\n"
             f"{self._first.detail}"
         )
 

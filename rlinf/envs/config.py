@@ -344,7 +344,8 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
         if key not in known:
             hint = did_you_mean(key, known)
             if _is_of_another(key):
-                hint = f"to drop those of another simulator: ~env.train.options; {hint}"
+                drop = "~env.train.options, or ~env.train.N.options of number N of a list"
+                hint = f"to drop those of another simulator: {drop}; {hint}"
             raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
         options = pydantic.TypeAdapter(options_class).validate_json(

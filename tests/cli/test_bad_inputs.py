@@ -246,7 +246,10 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
         (["check", "env", "metaworld", "options.task="], ["options.task = null", "must be text"]),
         (
             ["check", "env", "genesis", "options.states=true"],
-            ["unknown option of genesis; to drop those of another simulator: ~env.train.options"],
+            [
+                "unknown option of genesis; to drop those of another simulator: ~env.train.options",
+                "or ~env.train.N.options of number N of a list",
+            ],
         ),
         (["eval", "checkpoints/step_00000120"], ["there is no", "but step_00000020"]),
         (["check", "env", "metaworld", "options.taks=reach-v3"], ["did you mean `task`?"]),

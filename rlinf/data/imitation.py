@@ -196,6 +196,7 @@ class SetOptions(StrictModel):
                 _warn_of_other_options(path, found.source, env)
                 texts = EnvSpec.from_json(found.source["spec"]).task_descriptions
                 columns, actions, rate = self._recorded(path, found, spec)
+                units = replace(spec, action_start=())
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
@@ -203,7 +204,7 @@ class SetOptions(StrictModel):
                 texts = found.texts
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
-                actions = found.vectors(self.actions)
+                actions, units = found.vectors(self.actions), self._units(found, spec)
         if other := sorted(self.tasks.keys() - set(texts)):
             worded = [text for text in texts if text.strip()]
             near = did_you_mean(other[0], worded) if worded else "none has a task in words"
@@ -212,6 +213,8 @@ class SetOptions(StrictModel):
         _refuse_not_finite(path, {**columns, "actions": actions}, {n: spans[n] for n in chosen})
         self._refuse_other_rate(path, rate, spec)
         learnt = [np.arange(first, first + count) for first, count in (spans[n] for n in chosen)]
+        self._refuse_other_dimensions(path, actions, spec)
+        actions = units.of_units(actions)
         self._refuse_other_actions(path, actions[np.concatenate(learnt)], spec)
         columns = _with_earlier(columns, steps, spans)
         return Recorded(columns, actions, tuple(spans[number] for number in chosen))
@@ -241,16 +244,17 @@ class SetOptions(StrictModel):
                 key="path",
             )
 
-    def _refuse_other_actions(self, path: Path, actions: np.ndarray, spec: EnvSpec) -> None:
+    def _refuse_other_dimensions(self, path: Path, actions: np.ndarray, spec: EnvSpec) -> None:
         if actions.shape[1] != spec.action_dim:
             raise ConfigError(
                 f"the episodes in {path} have action_dim {actions.shape[1]}, the environments of "
                 f"env.train {spec.action_dim}; record episodes there with: rlinf record",
                 key="path",
             )
-        low, high = np.quantile(actions, [0.01, 0.99], axis=0).tolist()
-        refuse_foreign_actions(low, high, spec.action_low, spec.action_high, what=str(path),
-                               key="path")  # fmt: skip
+
+    def _refuse_other_actions(self, path: Path, actions: np.ndarray, spec: EnvSpec) -> None:
+        low, high = spec.in_units(np.quantile(actions, [0.01, 0.99], axis=0)).tolist()
+        refuse_foreign_actions(low, high, *spec.own_limits, what=str(path), key="path")
 
     # -- sets of ours ---------------------------------------------------------------------------
 
@@ -273,6 +277,12 @@ class SetOptions(StrictModel):
         return columns, found.actions, recorded.control_rate
 
     # -- LeRobot sets ---------------------------------------------------------------------------
+
+    def _units(self, found: LeRobotSet, spec: EnvSpec) -> EnvSpec:
+        """The spec in whose units its actions are: those of the environment, but for a set of
+        `rlinf record`, which says itself where they start; one without this key holds indices."""
+        own = found.source.get("spec") if self.actions == ACTION else None
+        return spec if own is None else replace(spec, action_start=own.get("action_start") or ())
 
     def _check_features(self, found: LeRobotSet) -> None:
         """Refuse names that the set does not have, and cameras whose files are not there."""

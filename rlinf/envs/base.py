@@ -99,6 +99,10 @@ class Simulator:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
 
+    action_start: tuple[float, ...] = ()
+    """[A]; what the simulator itself calls the discrete actions of index 0, which it is given as
+    indices all the same: sets, and clients of a server, tell them as it does. Empty: 0."""
+
     task_descriptions: tuple[str, ...] = ()
     """What there is to do, in words, one text per task; known after the constructor."""
 

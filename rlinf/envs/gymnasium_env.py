@@ -132,6 +132,7 @@ class GymnasiumEnv(SimulatorEnv):
         self._has_keys = isinstance(self._shows, spaces.Dict)
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
+        self.action_start = _first_choices(self._takes)
         self._return = 0.0
         self._seen: set[str] = set()
         self._acted, self._remarked = False, False
@@ -429,6 +430,17 @@ def _camera(path: tuple[str, ...], every: Collection[tuple[str, ...]]) -> str:
     what is no letter, digit or `_`."""
     alone = sum(each[-1] == path[-1] for each in every) == 1
     return re.sub(r"\W", "_", path[-1] if alone else "_".join(path))
+
+
+def _first_choices(space: gymnasium.Space[Any]) -> tuple[float, ...]:
+    """[A] lowest values of discrete actions; nothing where they are 0, or of other actions."""
+    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+        first = np.asarray(space.start)
+    elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
+        first = space.low
+    else:
+        return ()
+    return tuple(map(float, first.reshape(-1))) if first.any() else ()
 
 
 def _flat_action_space(space: gymnasium.Space[Any], name: str) -> gymnasium.Space[Any]:

@@ -49,6 +49,9 @@ class EnvSpec:
     """Actions per second; None where it is not known."""
     chain_length: int = 0
     """Tasks that follow each other within an episode; 0 where it is of one."""
+    action_start: tuple[float, ...] = ()
+    """[A]; what the environment itself calls the discrete actions of index 0. Empty: 0, as in specs
+    that were written before there was this key."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
@@ -56,6 +59,27 @@ class EnvSpec:
         if self.action_kind != "discrete":
             return None
         return tuple(int(high) + 1 for high in self.action_high)
+
+    @property
+    def own_limits(self) -> tuple[list[float], list[float]]:
+        """[A] each, lowest and highest actions in the units of the environment."""
+        low, high = (self.in_units(np.array(each)) for each in (self.action_low, self.action_high))
+        return low.tolist(), high.tolist()
+
+    def in_units(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [..., A] as the environment itself calls them, of those that travel here as
+        indices."""
+        if not self.action_start:
+            return actions
+        called: np.ndarray = actions + np.array(self.action_start, actions.dtype)
+        return called
+
+    def of_units(self, actions: np.ndarray) -> np.ndarray:
+        """Actions [..., A] as they travel here, of what the environment itself calls them."""
+        if not self.action_start:
+            return actions
+        indices: np.ndarray = actions - np.array(self.action_start, actions.dtype)
+        return indices
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -123,6 +147,7 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
         max_episode_steps=max_episode_steps,
         control_rate=env.control_rate,
         chain_length=env.chain_length,
+        action_start=tuple(env.action_start),
     )
 
 
@@ -266,6 +291,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         task_sections=tuple(number for number, _ in tasks),
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
         chain_length=wanted.chain_length if len({s.chain_length for s in every}) == 1 else 0,
+        action_start=wanted.action_start,
     )
 
 
@@ -349,5 +375,12 @@ def _refuse_other(key: str, spec: EnvSpec, first: str, wanted: EnvSpec) -> None:
         raise ConfigError(
             f"takes {kinds[0]} actions, {first} {kinds[1]} ones, and one policy gives one kind; "
             f"nearest: an environment with {kinds[1]} actions",
+            key=key,
+        )
+    starts = [list(each.action_start or (0.0,) * each.action_dim) for each in (spec, wanted)]
+    if spec.choices is not None and starts[0] != starts[1]:
+        raise ConfigError(
+            f"numbers its actions from {starts[0]} on, {first} from {starts[1]}, and what one "
+            f"policy does has one name; nearest: an environment that numbers them as {first}",
             key=key,
         )

@@ -29,7 +29,8 @@ class ContinuesChunks(Protocol):
 
         Args:
             observations: Each [B, ...].
-            prefix: [B, C, A] float32, in the units of the env, what the chunk begins with.
+            prefix: [B, C, A] float32, as :meth:`Policy.sample` gives them, what the chunk begins
+                with.
             weights: [B, C] float32 in [0, 1], how firmly.
         """
 

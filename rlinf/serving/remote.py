@@ -17,8 +17,8 @@ from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.requests import BATCH
 
-_TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_high", "observations",
-         "tasks"}  # fmt: skip
+_TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_low", "action_high",
+         "observations", "tasks"}  # fmt: skip
 
 
 class RemoteConfig(ModelConfig):
@@ -58,7 +58,7 @@ class RemotePolicy(Policy):
     ) -> None:
         super().__init__()
         del value_dim, seed  # it has no values, and its weights are elsewhere
-        self._config, self._client = config, config.connect()
+        self._config, self._client, self._spec = config, config.connect(), env_spec
         weakref.finalize(self, self._client.close)
         self.chunk, self.action_dim, self.value_dim = (
             config.num_action_chunks, env_spec.action_dim, 0
@@ -77,7 +77,7 @@ class RemotePolicy(Policy):
             "tasks": list(env_spec.task_descriptions),
         }
         if env_spec.choices is not None:  # what bounds continuous ones is clipped here, too
-            own["action_high"] = list(env_spec.action_high)
+            own["action_low"], own["action_high"] = env_spec.own_limits
         for name, wanted in own.items():
             if told[name] != wanted:
                 raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "
@@ -96,7 +96,7 @@ class RemotePolicy(Policy):
                 f"of step {answer['version']} in the evaluation; evaluate again, or serve the "
                 "checkpoint, or without --follow"
             )
-        actions = torch.from_numpy(answer["actions"].copy())
+        actions = torch.from_numpy(self._spec.of_units(answer["actions"]).copy())
         return ActionSample(actions, torch.full_like(actions, torch.nan), {})
 
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:

@@ -31,7 +31,7 @@ class ExecutedPrefix:
     """Actions that are executed before, or while, the next chunk is computed.
 
     Args:
-        actions: [C, A] float32 in the units of the env; 0 where none is known.
+        actions: [C, A] float32, as the policy gives them; 0 where none is known.
         weights: [C] float32 in [0, 1]: how firmly the new chunk must agree with each of them.
     """
 
@@ -246,7 +246,8 @@ class RequestReader:
         actions = np.zeros((self._chunk, self._spec.action_dim), np.float32)
         weights = np.zeros(self._chunk, np.float32)
         shape = (count, self._spec.action_dim)
-        actions[:count] = _checked(PREFIX, given.pop(PREFIX), shape, "float32")
+        given_actions = _checked(PREFIX, given.pop(PREFIX), shape, "float32")
+        actions[:count] = self._spec.of_units(given_actions)
         weights[:count] = _checked(PREFIX_WEIGHTS, given.pop(PREFIX_WEIGHTS), (count,), "float32")
         if weights.min() < 0 or weights.max() > 1:
             raise RefusedRequestError(f"`{PREFIX_WEIGHTS}` lie in [0, 1]")

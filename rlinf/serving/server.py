@@ -113,14 +113,15 @@ class PolicyServer:
     def metadata(self) -> dict[str, Any]:
         """What a client is told before it asks."""
         spec = self._spec
+        low, high = spec.own_limits
         return {
             "policy": self._name,
             "version": self._policy.version,
             "chunk": self._policy.policy.chunk,
             "action_dim": spec.action_dim,
             "action_kind": spec.action_kind,
-            "action_low": list(spec.action_low),
-            "action_high": list(spec.action_high),
+            "action_low": low,
+            "action_high": high,
             "observations": {
                 name: {"shape": list(shape), "dtype": spec.observation_dtypes[name]}
                 for name, shape in spec.observation_shapes.items()
@@ -219,7 +220,7 @@ class PolicyServer:
             self.latencies.counters["failed"] += 1
             log.error("%s", failure, exc_info=failure.__cause__)
             raise
-        actions = answer.actions[0] if request.single else answer.actions
+        actions = self._spec.in_units(answer.actions[0] if request.single else answer.actions)
         total = time.perf_counter() - began
         self.latencies.add(queue=answer.queue, act=answer.act, total=total)
         return {

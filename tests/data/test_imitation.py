@@ -80,6 +80,34 @@ def test_features_of_other_names_and_tasks_in_other_words(sets: Path) -> None:
         assert found.columns["task_ids"][rows].tolist() == [2, 0]
 
 
+def test_actions_of_lerobot_sets_are_in_the_units_of_the_environment(tmp_path: Path) -> None:
+    from rlinf.data.lerobot.reader import LeRobotSet
+
+    limits: dict[str, Any] = {"action_low": [0.0] * 2, "action_high": [4.0, 2.0]}
+    told = {**SPEC, **limits, "action_kind": "discrete", "action_start": [5.0, -1.0]}
+    before = {key: value for key, value in told.items() if key != "action_start"}
+    whole, draw = recorded(), np.random.default_rng(0)
+    indices = draw.integers(0, [5, 3], whole.actions.shape).astype(np.float32)
+    for name, own in (("new", told), ("old", before)):
+        found = replace(whole, actions=indices, source={**whole.source, "spec": own})
+        write_lerobot(found, tmp_path / name, fps=20, pictures="image")
+    found.save(tmp_path / "ours")
+    for name in ("new", "old"):
+        shutil.copytree(tmp_path / name, tmp_path / f"foreign_{name}")
+        (tmp_path / f"foreign_{name}/meta/rlinf.json").unlink()
+    written = LeRobotSet(tmp_path / "new").vectors("action")
+    np.testing.assert_array_equal(written, indices + np.array([5, -1]))
+
+    spec = EnvSpec.from_json(told)
+    for name in ("new", "old", "ours", "foreign_new"):
+        ((found_again,), _) = build(spec, path=str(tmp_path / name))
+        np.testing.assert_array_equal(found_again.actions, indices)
+    with pytest.raises(
+        ConfigError, match="dimension 0 goes from 0 to 4, in the environment from 5"
+    ):
+        build(spec, path=str(tmp_path / "foreign_old"))
+
+
 @pytest.mark.parametrize(
     ("spec", "section", "told"),
     [

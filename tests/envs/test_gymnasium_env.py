@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+
 import gymnasium
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ from rlinf.envs.base import INSTRUCTION_SHAPE
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.results import FaultReason
-from rlinf.envs.spec import spec_of
+from rlinf.envs.spec import EnvSpec, spec_of
 from rlinf.envs.supervised.checks import EnvSideFault, checked_reward, guarded
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
@@ -143,6 +145,7 @@ def test_discrete_actions_arrive_as_their_number():
     env = build(PLAIN, spaces.Discrete(3, start=5))
     spec = spec_of(env, 10)
     assert (spec.action_kind, spec.action_dim, spec.choices) == ("discrete", 1, (3,))
+    assert spec.own_limits == ([5.0], [7.0])
     env.reset(seed=0)
     env.step(2)
 
@@ -162,6 +165,10 @@ def test_several_choices_arrive_as_the_space_has_them(actions, choices, given):
     env = build(PLAIN, actions)
     spec = spec_of(env, 10)
     assert (spec.action_kind, spec.action_dim, spec.choices) == ("discrete", len(choices), choices)
+    called = spec.in_units(np.array(given, np.float32).reshape(-1))
+    assert actions.contains(called.reshape(actions.shape).astype(actions.dtype))
+    np.testing.assert_array_equal(spec.of_units(called), given)
+    assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     env.reset(seed=0)
     env.step(given if isinstance(given, int) else np.array(given, np.float32))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.results import VectorStep
+from rlinf.envs.spec import EnvSpec, joined
 from rlinf.envs.supervised.mixture import MixedVectorEnv, divided, vector_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
@@ -267,6 +269,17 @@ def test_what_does_not_go_together_is_refused(ids: tuple[str, str], words: list[
         MixedVectorEnv(sections, num_envs=4, seed=0)
     assert caught.value.key == "env.train.1"
     assert all(word in str(caught.value) for word in words)
+
+
+def test_choices_that_are_numbered_otherwise_are_refused() -> None:
+    one = EnvSpec(
+        observation_shapes={"states": (2,)}, observation_dtypes={"states": "float32"},
+        action_kind="discrete", action_dim=1, action_low=(0.0,), action_high=(3.0,),
+        task_descriptions=("a",), max_episode_steps=5, action_start=(1.0,),
+    )  # fmt: skip
+    assert joined({"env.train.0": one, "env.train.1": one}).own_limits == ([1.0], [4.0])
+    with pytest.raises(ConfigError, match=r"from \[0\.0\] on, env\.train\.0 from \[1\.0\]"):
+        joined({"env.train.0": one, "env.train.1": replace(one, action_start=())})
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -18,8 +19,9 @@ import torch
 from pydantic import SecretStr
 from websockets.sync.server import serve
 
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import CheckpointError, ConfigError
-from rlinf.models.config import CNNConfig
+from rlinf.models.config import CategoricalMLPConfig, CNNConfig
 from rlinf.models.policy import ActionSample, Policy, draw_noise
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.latency import Histogram
@@ -79,6 +81,30 @@ def test_what_only_the_critic_saw_is_not_asked_for() -> None:
         ).build(SPEC)
         with pytest.raises(ServerError, match="from the weights of step 6 to those of step 7 in"):
             other.sample(seen, None)
+
+
+def test_actions_are_told_as_the_environment_calls_them() -> None:
+    spec = EnvSpec(
+        observation_shapes={"states": (5,)}, observation_dtypes={"states": "float32"},
+        action_kind="discrete", action_dim=2, action_low=(0.0, 0.0), action_high=(4.0, 2.0),
+        task_descriptions=(), max_episode_steps=20, action_start=(5.0, -1.0),
+    )  # fmt: skip
+    policy = CategoricalMLPConfig(num_action_chunks=3).build(spec, value_dim=1, seed=0).eval()
+    seen = {"states": torch.randn(2, 5, generator=torch.Generator().manual_seed(0))}
+    indices = policy.sample(seen, None).actions
+    with serving(policy, spec=spec) as server:
+        with server.connect() as client:
+            limits = [client.metadata[f"action_{name}"] for name in ("low", "high")]
+            assert limits == [[5.0, -1.0], [9.0, 1.0]]
+            told = client.infer({"states": seen["states"][0].numpy()})["actions"]
+            np.testing.assert_array_equal(told, indices[0] + torch.tensor([5.0, -1.0]))
+        config = RemoteConfig(
+            num_action_chunks=3, url=f"ws://{server.address}", token=SecretStr(TOKEN)
+        )
+        assert config.build(spec).sample(seen, None).actions.equal(indices)
+        for start in ((), (4.0, -1.0)):
+            with pytest.raises(ConfigError, match=r"has action_low \[5\.0, -1\.0\], the run"):
+                config.build(replace(spec, action_start=start))
 
 
 def http(running: Running, path: str, data: bytes | None = None, **headers: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -75,6 +76,10 @@ def write_lerobot(
 
 class _Writer:
     def __init__(self, found: Demonstrations, root: Path, fps: float, pictures: Kind) -> None:
+        # Others read it, who know of no indices. What the source says of the start is kept, by
+        # which a set that was written before actions were told so is known.
+        if start := found.source.get("spec", {}).get("action_start"):
+            found = replace(found, actions=found.actions + np.array(start, np.float32))
         self._found, self._root, self._fps, self._kind = found, root, fps, pictures
         self._cameras: dict[str, Callable[[Mapping[str, np.ndarray]], np.ndarray]] = {}
         self._vectors: dict[str, str] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError
 from rlinf.models.actor_critic import (
@@ -60,7 +61,9 @@ class ReadsPictures(ActorCriticPolicy):
     ) -> torch.nn.ModuleDict:
         return torch.nn.ModuleDict(
             {
-                key: ImageEncoder(config, image_shape(env_spec, key), key=key, generator=generator)
+                module_name(key): ImageEncoder(
+                    config, image_shape(env_spec, key), key=key, generator=generator
+                )
                 for key in config.image_keys
             }
         )
@@ -82,7 +85,7 @@ class ReadsPictures(ActorCriticPolicy):
     def _features(
         self, encoders: torch.nn.ModuleDict, observations: Mapping[str, Tensor]
     ) -> Tensor:
-        parts = [encoders[key](observations[key]) for key in self._image_keys]
+        parts = [encoders[module_name(key)](observations[key]) for key in self._image_keys]
         if self._reads_states:
             parts.append(self.normalized(observations))
         return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
@@ -173,13 +176,22 @@ class ImageEncoder(torch.nn.Module):
         return features
 
 
+def module_name(key: str) -> str:
+    """Of the module that reads an observation: names of modules hold no dots."""
+    return key.replace(".", "_")
+
+
 def image_shape(env_spec: EnvSpec, key: str) -> tuple[int, ...]:
     """Of an observation of pictures, [H, W, 3] or [n, H, W, 3]; a ConfigError for another."""
-    shape = env_spec.observation_shapes.get(key)
+    shapes = env_spec.observation_shapes
+    shape = shapes.get(key)
     if shape is None or len(shape) not in (3, 4):
+        known = [name for name, each in shapes.items() if len(each) in (3, 4)]
+        near = did_you_mean(key, known) or (
+            "use mlp for states, or let the environment render images"
+        )
         raise ConfigError(
             f"model.image_keys: {key!r} is to be pictures [H, W, 3] or [n, H, W, 3], but the "
-            f"environment gives {dict(env_spec.observation_shapes)}; use mlp for states, or "
-            "let the environment render images"
+            f"environment gives {dict(shapes)}; {near}"
         )
     return tuple(shape)

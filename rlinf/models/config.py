@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlinf.checkpoint.weights_file import MODEL, SETTINGS, STATISTICS, read_header, require_weights
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.dump import to_data
+from rlinf.config.nearest import did_you_mean
 from rlinf.config.reasons import show
 from rlinf.config.registry import Registry, load_attribute, load_component
 from rlinf.data.json_files import read_settings
@@ -27,7 +29,18 @@ if TYPE_CHECKING:
 
 ActivationName = Literal["tanh", "relu", "elu", "silu", "gelu"]
 Width = Annotated[int, Field(ge=1, le=65_536)]
-ImageKey = Literal["main_images", "wrist_images", "extra_view_images"]
+_IMAGE_KEYS = ("main_images", "wrist_images", "extra_view_images")
+
+
+def _image_key(name: str) -> str:
+    """A name that pictures of environments may have; ValueError for another."""
+    if name not in _IMAGE_KEYS and not re.fullmatch(r"images\.\w+", name):
+        near = did_you_mean(name, (*_IMAGE_KEYS, "images.NAME"))
+        raise ValueError(f"'{name}' is no name of pictures; {near}")
+    return name
+
+
+ImageKey = Annotated[str, AfterValidator(_image_key)]
 
 LOG_STD_RANGE = (-5.0, 2.0)
 """Bounds of the logarithm of the standard deviation."""
@@ -284,7 +297,7 @@ class PictureEncoderConfig(TrunkPolicyConfig):
     of_weights = ("strides",)
 
     image_keys: tuple[ImageKey, ...] = Field(default=("main_images",), min_length=1)
-    """Image observations to read."""
+    """Image observations to read: main_images, wrist_images, extra_view_images or images.NAME."""
     use_states: bool = True
     """Read `states` as well, where the environment gives them."""
     channels: tuple[Width, ...] = Field(default=(32, 64, 64), min_length=1)

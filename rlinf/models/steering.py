@@ -25,7 +25,7 @@ from rlinf.models.actor_critic import (
     told_tasks,
     with_task,
 )
-from rlinf.models.cnn import ImageEncoder, image_shape
+from rlinf.models.cnn import ImageEncoder, image_shape, module_name
 from rlinf.models.gaussian import GaussianPolicy
 from rlinf.models.policy import (
     ACTIONS,
@@ -55,10 +55,13 @@ class CompactEncoder(nn.Module):
         super().__init__()
         self._size, self._tasks = config.image_size, told_tasks(env_spec)
         self.pictures = nn.ModuleDict()
-        for key in config.image_keys:
+        self._image_keys = tuple(dict.fromkeys(config.image_keys))
+        for key in self._image_keys:
             *views, _, _, colours = image_shape(env_spec, key)
             shape = (*views, config.image_size, config.image_size, colours)
-            self.pictures[key] = ImageEncoder(config, shape, key=key, generator=generator)
+            self.pictures[module_name(key)] = ImageEncoder(
+                config, shape, key=key, generator=generator
+            )
         states = env_spec.observation_shapes.get("states") if config.use_states else None
         self.states: nn.Linear | None = None
         if states is not None:
@@ -79,8 +82,8 @@ class CompactEncoder(nn.Module):
     def forward(self, observations: Mapping[str, Tensor]) -> Tensor:
         """[B, width]."""
         parts = []
-        for key, encoder in self.pictures.items():
-            images = observations[key]
+        for key in self._image_keys:
+            encoder, images = self.pictures[module_name(key)], observations[key]
             views = [images] if images.ndim == 4 else list(images.unbind(1))
             pixels = torch.cat([square_pixels(view, self._size) for view in views], dim=1)
             assert isinstance(encoder, ImageEncoder)

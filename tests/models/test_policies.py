@@ -239,6 +239,23 @@ def test_several_cameras_and_views() -> None:
     assert not torch.equal(policy.value(seen), policy.value(swapped))
 
 
+def test_cameras_of_an_own_environment() -> None:
+    shapes = {"images.camera_top": (36, 40, 3), "images.hand": (36, 40, 3)}
+    spec = env_spec(observation_shapes=shapes)
+    policy = CNNConfig(image_keys=tuple(shapes), image_features=8, shared_encoder=False).build(spec)
+    first, second = (observations(3, seed)["main_images"] for seed in range(2))
+    seen = {"images.camera_top": first, "images.hand": second}
+    turned = {"images.camera_top": second, "images.hand": first}
+    assert not torch.equal(policy.value(seen), policy.value(turned))
+    assert {name.split(".")[1] for name in policy.state_dict() if "encoder" in name} == {
+        "images_camera_top", "images_hand",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"known: images\.camera_top, images\.hand"):
+        CNNConfig().build(spec)
+    with pytest.raises(ValidationError, match=r"no name of pictures; .*images\.NAME, main_images"):
+        CNNConfig(image_keys=("images.camera/top",))
+
+
 @pytest.mark.parametrize(
     ("config", "spec", "message"),
     [

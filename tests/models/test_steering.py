@@ -14,7 +14,7 @@ from rlinf.algorithms.denoising.config import DSRLConfig
 from rlinf.errors import ConfigError
 from rlinf.models.policy import RAW_ACTIONS, draw_noise
 from rlinf.models.policy_weights import load_travelling, travelling
-from rlinf.models.steering import NoiseQFunctions, SteeredPolicy
+from rlinf.models.steering import CompactEncoder, NoiseQFunctions, SteeredPolicy
 from rlinf.models.steering_config import SteeredConfig
 from rlinf.trainers.config import RowTrainerConfig
 from rlinf.trainers.ranks import Ranks, Replicas
@@ -220,6 +220,23 @@ def test_training_does_not_depend_on_micro_batches_and_goes_on_from_its_state() 
     resumed.train(batches, 1)
     again = kept(resumed)
     assert all(torch.equal(again[name], value) for name, value in kept(one).items())
+
+
+def test_noise_is_chosen_by_cameras_of_any_name() -> None:
+    shape = SPEC.observation_shapes["main_images"]
+    spec = replace(
+        SPEC,
+        observation_shapes=SPEC.observation_shapes | {"images.hand": shape},
+        observation_dtypes=SPEC.observation_dtypes | {"images.hand": "uint8"},
+    )
+    config = section(image_keys=("main_images", "images.hand"), use_states=False)
+    encoder = CompactEncoder(config, spec, generator=torch.Generator().manual_seed(0))
+    shown = seen(ROWS) | {"images.hand": seen(ROWS)["main_images"].flip(0)}
+    swapped = shown | {
+        "main_images": shown["images.hand"], "images.hand": shown["main_images"],
+    }  # fmt: skip
+    assert encoder(shown).shape == (ROWS, encoder.width)
+    assert not torch.equal(encoder(shown), encoder(swapped))
 
 
 # -- refusals -------------------------------------------------------------------------------------

@@ -427,8 +427,7 @@ class DemonstrationsConfig(SetOptions):
             spec: How the environment shows things.
             env: How it was made; a line of the log says where a set was recorded otherwise.
         """
-        pictures = [key for key, kind in spec.observation_dtypes.items() if kind == "uint8"]
-        if self.augmentation != AugmentationConfig() and not {*pictures} - {INSTRUCTION_KEY}:
+        if self.augmentation != AugmentationConfig() and not spec.pictures:
             raise ConfigError("the environment shows no pictures; leave it out", key="augmentation")
         if self.path is not None:
             found = [self.read(self.path, spec, env)]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.base import VECTORS, Simulator, observation_type
+from rlinf.envs.base import INSTRUCTION_KEY, VECTORS, Simulator, observation_type
 from rlinf.envs.observation_names import present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
@@ -65,6 +65,12 @@ class EnvSpec:
         """[A] each, lowest and highest actions in the units of the environment."""
         low, high = (self.in_units(np.array(each)) for each in (self.action_low, self.action_high))
         return low.tolist(), high.tolist()
+
+    @property
+    def pictures(self) -> tuple[str, ...]:
+        """Names of the observations that are pictures."""
+        types = self.observation_dtypes
+        return tuple(n for n, kind in types.items() if kind == "uint8" and n != INSTRUCTION_KEY)
 
     def in_units(self, actions: np.ndarray) -> np.ndarray:
         """Actions [..., A] as the environment itself calls them, of those that travel here as

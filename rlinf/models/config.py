@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
@@ -75,6 +76,9 @@ class ModelConfig(StrictModel):
     only_imitates: ClassVar[bool] = False
     """Whether its own loss is the only one by which it learns recorded actions, as these have no
     log-prob and it has no mode in closed form."""
+    with_pictures: ClassVar[str | None] = None
+    """Of a policy that reads states alone: the type that reads pictures as well, empty where there
+    is none. None: it is no such policy."""
     of_values: ClassVar[tuple[str, ...]] = ()
     """Keys that mean something with a critic alone."""
     of_weights: ClassVar[tuple[str, ...]] = ()
@@ -109,6 +113,10 @@ class ModelConfig(StrictModel):
 
             load_initial_weights(policy, self.starting_weights)
         return policy
+
+    def unread(self, pictures: Sequence[str]) -> tuple[str, ...]:
+        """Those of an environment's pictures, by name, that the policy surely does not read."""
+        return () if self.with_pictures is None else tuple(pictures)
 
     @property
     def without_log_probs(self) -> tuple[str, str] | None:
@@ -253,6 +261,7 @@ class MLPConfig(NormalizingPolicyConfig):
     """Gaussian policy on ``states``: two perceptrons, one for actions and one for values."""
 
     implementation = "rlinf.models.gaussian:MLPPolicy"
+    with_pictures = "cnn"
     type: Literal["mlp"] = "mlp"
     """Which policy this section configures."""
 
@@ -262,6 +271,7 @@ class CategoricalMLPConfig(TrunkPolicyConfig, NormalizingConfig):
     for actions and one for values."""
 
     implementation = "rlinf.models.categorical:CategoricalMLPPolicy"
+    with_pictures = "categorical_cnn"
     type: Literal["categorical_mlp"] = "categorical_mlp"
     """Which policy this section configures."""
 
@@ -284,6 +294,7 @@ class SquashedMLPConfig(SquashedConfig, NormalizingPolicyConfig):
     functions: perceptrons all."""
 
     implementation = "rlinf.models.soft_actor_critic:SquashedMLPPolicy"
+    with_pictures = ""
     q_implementation = "rlinf.models.soft_actor_critic:QFunctions"
     type: Literal["squashed_mlp"] = "squashed_mlp"
     """Which policy this section configures."""
@@ -335,6 +346,10 @@ class PicturePolicyConfig(PictureEncoderConfig, NormalizingConfig):
     """What the critic sees: what the actor does; or `states` alone, which may say where objects are
     although `use_states: false` keeps that from the actor, and cost no convolutions (Pinto et al.
     2017, "Asymmetric actor critic for image-based robot learning")."""
+
+    def unread(self, pictures: Sequence[str]) -> tuple[str, ...]:
+        """Those that `image_keys` does not name."""
+        return tuple(name for name in pictures if name not in self.image_keys)
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

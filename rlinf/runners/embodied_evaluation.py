@@ -304,6 +304,15 @@ class PlayingTask(Task[EvaluatedT]):
         spec: EnvSpec = groups.started["env"][0]
         (self.directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
         self._warn_of_far_actions(spec)
+        self._warn_of_unread_pictures(spec)
+
+    def _warn_of_unread_pictures(self, spec: EnvSpec) -> None:
+        """A policy on states alone learns nothing from what the environment may show in no other
+        way."""
+        model, shown = self.config.model, spec.pictures
+        if model.with_pictures is not None and shown:
+            near = f"; nearest: {model.with_pictures}" if model.with_pictures else ""
+            log.warning("%s: not read by %s%s", ", ".join(shown), model.type, near)
 
     def _warn_of_far_actions(self, spec: EnvSpec) -> None:
         """A Gaussian begins at 0, in the units of the environment: of a box that is elsewhere, or

@@ -137,7 +137,10 @@ class SourceWorker(StageWorker):
             with in_section("data"):
                 assert env_spec is not None
                 assert trained is not None
-                recorded, kept_back = config.data.build(env_spec, _simulator(config.env))
+                recorded, kept_back = (
+                    read_by(config.model, env_spec, sets)
+                    for sets in config.data.build(env_spec, _simulator(config.env))
+                )
                 _check_units(recorded, config.model)
                 before, size = trained["imitated"]
                 self._train = Chunks(recorded, size, before=before)
@@ -187,6 +190,15 @@ def _simulator(environments: Environments) -> EnvConfig | None:
     return sections[0] if len(sections) == 1 else None
 
 
+def read_by(model: ModelConfig, spec: EnvSpec, sets: Sequence[Recorded]) -> list[Recorded]:
+    """Without pictures that the policy does not read: each would be decoded for every row."""
+    left = model.unread(spec.pictures)
+    return [
+        replace(each, columns={n: column for n, column in each.columns.items() if n not in left})
+        for each in sets
+    ]
+
+
 def _check_units(sets: Sequence[Recorded], model: ModelConfig) -> None:
     """Refuse sets of actions in other units than the model has."""
     for number, each in enumerate(sets):
@@ -219,7 +231,8 @@ class DemonstrationsSource(StageWorker):
         ``trained`` is what :meth:`~rlinf.workers.actor.ActorWorker.start` says of the policy."""
         config = self._config
         with in_section("demonstrations"):
-            recorded, _ = config.demonstrations.build(env_spec, _simulator(config.env))
+            found, _ = config.demonstrations.build(env_spec, _simulator(config.env))
+            recorded = read_by(config.model, env_spec, found)
             _check_units(recorded, config.model)
         before, size = trained["imitated"]
         self._chunks = Chunks(recorded, size, before=before)

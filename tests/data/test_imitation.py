@@ -18,7 +18,8 @@ from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
 from rlinf.data.lerobot.writer import write_lerobot
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
-from rlinf.workers.source import Chunks
+from rlinf.models.config import CNNConfig, MLPConfig, SquashedMLPConfig
+from rlinf.workers.source import Chunks, read_by
 
 from .lerobot.sets import SPEC, recorded
 
@@ -106,6 +107,19 @@ def test_actions_of_lerobot_sets_are_in_the_units_of_the_environment(tmp_path: P
         ConfigError, match="dimension 0 goes from 0 to 4, in the environment from 5"
     ):
         build(spec, path=str(tmp_path / "foreign_old"))
+
+
+def test_pictures_that_the_policy_does_not_read_are_not_decoded(sets: Path) -> None:
+    (whole,), _ = build(path=str(sets / "lerobot"))
+    pictures = {"main_images", "wrist_images"}
+    models = (
+        MLPConfig(),
+        CNNConfig(),
+        CNNConfig(image_keys=("wrist_images",)),
+        SquashedMLPConfig(),
+    )
+    left = [pictures & read_by(each, ENV, [whole])[0].columns.keys() for each in models]
+    assert left == [set(), {"main_images"}, {"wrist_images"}, set()]
 
 
 @pytest.mark.parametrize(

@@ -153,6 +153,14 @@ def test_an_evaluation_tells_of_a_fault_whose_episodes_were_played_again(
         assert told == f"A simulator failed (crash) in an evaluation: {where}: SIGKILL"
 
 
+def test_pictures_that_the_policy_does_not_read_are_told_of_once(tmp_path, caplog):
+    words = ["env.train.options={id: 'tests.runners.pictures:Dot-v0'}",
+             "runner.total_env_steps=128", "evaluation.interval=0"]  # fmt: skip
+    finish("train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run"), *words)
+    told = [each.getMessage() for each in caplog.records if "not read by" in each.getMessage()]
+    assert told == ["main_images: not read by mlp; nearest: cnn"]
+
+
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
     options = "options={id: 'tests.runners.odd_envs:Unmade-v0'}"
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -85,6 +86,8 @@ class GymnasiumEnv(SimulatorEnv):
             why = str(error).partition("\n")[0]
             keys = {"keyword argument": "options.kwargs", "gymnasium.Env": "options.id"}
             found = [key for words, key in keys.items() if words in why]
+            if missing := _missing_arguments(error):
+                why, found = missing, ["options.kwargs"]
             if not found:
                 raise
             raise ConfigError(why, key=found[0]) from error
@@ -302,11 +305,27 @@ def _made(options: GymnasiumOptions) -> Any:
             raise ConfigError(why, key="options.id") from error
     try:
         if options.render_mode is not None:
-            return gymnasium.make(options.id, render_mode=options.render_mode, **given)
+            with warnings.catch_warnings():
+                # It is asked for unasked; a class that draws nothing says so where it is to draw.
+                warnings.filterwarnings(
+                    "ignore", ".*render_mode='rgb_array' that is not in the pos"
+                )
+                return gymnasium.make(options.id, render_mode=options.render_mode, **given)
     except TypeError as error:
         if "'render_mode'" not in str(error).splitlines()[0]:
             raise
     return gymnasium.make(options.id, **given)
+
+
+def _missing_arguments(error: TypeError) -> str:
+    """Which arguments the class needs beside those that it was given; empty where it was called
+    with all of them, and failed within."""
+    called = error.__cause__  # as gymnasium met it
+    within = called is None or called.__traceback__ is None or called.__traceback__.tb_next
+    if within or " missing " not in str(called):
+        return ""
+    needed = ", ".join(f"{name}: …" for name in re.findall(r"'(\w+)'", str(called)))
+    return f"{called}; nearest: {{{needed}}}"
 
 
 def _unregistered(name: str) -> str:

@@ -494,6 +494,38 @@ def test_an_environment_that_takes_no_render_mode(render_mode):
         gymnasium.registry.pop("Without-v0")
 
 
+class Sized(Odd):
+    """It needs arguments, and may fail within."""
+
+    def __init__(self, size, *, colour=None, render_mode=None):
+        self.need(colour)
+
+    def need(self, colour, shape):
+        """Called with too few arguments."""
+
+
+def test_arguments_that_the_class_needs_are_named():
+    gymnasium.register("Sized-v0", entry_point=Sized)
+    try:
+        with pytest.raises(
+            ConfigError, match=r"argument: 'size'; nearest: \{size: …\}$"
+        ) as refused:
+            GymnasiumEnv(GymnasiumOptions(id="Sized-v0"))
+        assert refused.value.key == "options.kwargs"
+        with pytest.raises(TypeError, match="'shape'"):  # its own failure, not that of a recipe
+            GymnasiumEnv(GymnasiumOptions(id="Sized-v0", kwargs={"size": 3}))
+    finally:
+        gymnasium.registry.pop("Sized-v0")
+
+
+def test_nothing_is_said_of_a_render_mode_that_nobody_asked_for(recwarn):
+    kwargs = {"observations": PLAIN, "actions": ONE}
+    GymnasiumEnv(GymnasiumOptions(id="Odd-v0", kwargs=kwargs))
+    assert not [each for each in recwarn if "render_mode" in str(each.message)]
+    GymnasiumEnv(GymnasiumOptions(id="Odd-v0", kwargs=kwargs, render_mode="human"))
+    assert [each for each in recwarn if "render_mode='human'" in str(each.message)]
+
+
 def test_render_mode_is_no_further_argument():
     options = GymnasiumOptions(id="CartPole-v1", kwargs={"render_mode": "human"})
     with pytest.raises(ConfigError, match=r"a key beside `kwargs`: options.render_mode"):

@@ -46,7 +46,6 @@ def run(
     robot model, and policy.safetensors for any other policy.
     """
     from rlinf.cli.tasks import of_moved_model, task_of_run
-    from rlinf.models.vla.config import PublishedConfig
     from rlinf.workers.config.acting import EvaluatedConfig
 
     if out.exists():
@@ -54,12 +53,21 @@ def run(
     check_file_writable(out, "--out", "exported")
     path = find_run_or_checkpoint(source)
     task, words = task_of_run(path), of_moved_model(moved)
-    if not issubclass(task.config_class, EvaluatedConfig):
-        _write_language_model(task, path, out, words)
-        return
+    from rlinf.monitor.run_directory import showing_warnings
+
+    with showing_warnings():
+        if issubclass(task.config_class, EvaluatedConfig):
+            _write_policy(task, path, out, words, whole=whole)
+        else:
+            _write_language_model(task, path, out, words)
+
+
+def _write_policy(task: AnyTask, source: Path, out: Path, words: list[str], *, whole: bool) -> None:
+    """In the format that it began from, or every weight in a file of this project."""
+    from rlinf.models.vla.config import PublishedConfig
     from rlinf.runners.embodied_evaluation import TrainedPolicy
 
-    trained = TrainedPolicy(task, path, words)
+    trained = TrainedPolicy(task, source, words)
     config = trained.config.model
     if isinstance(config, PublishedConfig) and config.path is not None and not whole:
         _publish(trained, config, out)

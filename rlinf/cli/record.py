@@ -74,13 +74,17 @@ def record(
                 f"leave {option} out"
             )
     check_writable(out, "--out")
-    config, actor, name = _played(source, overrides, seed)
+    from rlinf.monitor.run_directory import showing_warnings
+
+    with showing_warnings():
+        config, actor, name = _played(source, overrides, seed)
     from rlinf.runners.record import LeRobotFormat
     from rlinf.runners.record import record as play
 
     written = LeRobotFormat(pictures or "video", fps) if form == "lerobot" else None
     look = "data show" if written else "check demonstrations"
-    with lasting("stdout"), stop_on_interrupt("the episodes that have ended are written") as stop:
+    interrupted = stop_on_interrupt("the episodes that have ended are written")
+    with showing_warnings(), lasting("stdout"), interrupted as stop:
         found, place = play(
             config, out, actor=actor, name=name, episodes=episodes, num_envs=num_envs, seed=seed,
             noise=noise, form=written, stop=stop,

@@ -18,6 +18,7 @@ from rlinf.envs.base import instruction_bytes
 from rlinf.errors import ConfigError
 from rlinf.runners import record
 from rlinf.runners.record import LeRobotFormat, recorded_seeds
+from tests.runners.support import write_recipe
 
 SHORT = [
     "env.train.options.task=drawer-close-v3", "env.train.max_episode_steps=20",
@@ -307,3 +308,27 @@ def test_a_trained_policy_is_recorded_with_pictures_that_it_does_not_see(tmp_pat
     assert "a recorded run keeps what it trains; not changeable" in capsys.readouterr().err
     assert main([*words, "env.train.options.task=MT10"]) == 2
     assert "the policy was trained on states [39] (1 tasks)" in capsys.readouterr().err
+
+
+def test_who_records_or_converts_a_run_is_warned_of_files_that_changed(
+    tmp_path, monkeypatch, capsys
+):
+    """In a line that says so, as an evaluation of it does."""
+    file = tmp_path / "own_dot_env.py"
+    file.write_text(
+        "import gymnasium\nfrom tests.runners.pictures import Dot\n"
+        "gymnasium.register('OwnDot-v0', entry_point=Dot)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    run = tmp_path / "run"
+    words = ["env.train.options={id: 'own_dot_env:OwnDot-v0'}", "runner.total_env_steps=64",
+             "evaluation.interval=0"]  # fmt: skip
+    assert main(["train", str(write_recipe(tmp_path)), "--run-dir", str(run), *words]) == 0
+    file.write_text(file.read_text() + "# by another hand\n")
+    told = f"warning: env.train.module own_dot_env: {file} is not what the run began with"
+    recorded = ["record", str(run), "--episodes", "2", "--num-envs", "2"]
+    for command in (recorded, ["convert", "run", str(run)]):
+        capsys.readouterr()
+        assert main([*command, "--out", str(tmp_path / command[0])]) == 0
+        assert capsys.readouterr().err.splitlines().count(told) == 1

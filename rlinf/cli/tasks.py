@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from rlinf.config.names_elsewhere import names_here
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.schema import section_class
 from rlinf.config.validate import validate
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.monitor.run_directory import CONFIG_FILE
 from rlinf.runners.evaluation import origin_of, run_of
 from rlinf.runners.task import REGISTRY, Task, require_task
@@ -80,7 +81,18 @@ def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, L
     """Return the task, the recipe and the validated config behind a command line."""
     recipe = load_recipe(name_or_path, overrides)
     task = task_of(recipe)
-    return task, recipe, validate(task.config_class, recipe.data, recipe)
+    return task, recipe, validate(task.config_class, recipe.data, recipe, elsewhere=_elsewhere)
+
+
+def _elsewhere(name: str, section: str) -> str:
+    """What keys of other tasks hold what a user calls so in a recipe of one that has none."""
+    from rlinf.config.explain import in_others
+
+    configs = {}
+    for task in task_names():
+        with suppress(ConfigError, MissingPackageError):  # of a package outside that is broken
+            configs[task] = REGISTRY.load(task).config_class
+    return in_others(configs, name, section)
 
 
 def of_moved_model(overrides: Sequence[str] | None) -> list[str]:

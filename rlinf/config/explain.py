@@ -31,6 +31,7 @@ from rlinf.config.schema import (
 )
 from rlinf.errors import ConfigError
 
+_MOST_ELSEWHERE = 3
 _BASE = re.compile(r"""^base: *["']?([^"'\s#]+)""", re.MULTILINE)
 
 
@@ -125,6 +126,21 @@ def _full_key(key: str, names: list[str]) -> str:
     if close:
         raise ConfigError(f"no key `{key}`; did you mean {_listed(close[:3])}?")
     raise ConfigError(unlike_any(key, [name for name in names if "." not in name]))
+
+
+def in_others(configs: Mapping[str, type[BaseModel]], name: str, section: str) -> str:
+    """Which keys of several configs, by the names of their tasks, are called ``name``, or hold what
+    other projects call so in a section of theirs; empty where none does, or too many to tell."""
+    ours = names_here(name, section)
+    found: dict[str, dict[str, str]] = {}
+    for task, model_class in configs.items():
+        for key, owner, _ in walk(model_class):
+            if key in ours or key.rpartition(".")[2] == name:
+                component = _component_type(owner)
+                found.setdefault(key, {})[component or task] = "type" if component else "task"
+    keys = [key for key in ours if key in found] or list(found)
+    told = [f"`{key}` ({next(iter(found[key].values()))} {', '.join(found[key])})" for key in keys]
+    return f"elsewhere that is {', '.join(told)}" if 0 < len(told) <= _MOST_ELSEWHERE else ""
 
 
 def unlike_any(key: str, sections: list[str]) -> str:

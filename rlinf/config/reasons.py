@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, get_args, get_origin
 
@@ -52,12 +52,24 @@ _YAML_WORDS = {
 }
 
 
+Elsewhere = Callable[[str, str], str]
+"""Says of a name, and of the section that it stands in, which keys of other configs hold that."""
+
+
+def nowhere(name: str, section: str) -> str:
+    """Nothing is known of other configs."""
+    del name, section
+    return ""
+
+
 def reason(
     model_class: type[BaseModel],
     key: str,
     value: Any,
     details: ErrorDetails,
     data: Mapping[str, Any],
+    *,
+    elsewhere: Elsewhere = nowhere,
 ) -> str:
     """Return what is wrong with ``key``, which holds ``value``, and what would be right.
 
@@ -67,7 +79,11 @@ def reason(
     if kind == "extra_forbidden":
         last = details["loc"][-1]
         dotted = isinstance(last, str) and "." in last
-        return _dotted(str(last), value) if dotted else _unknown_key(model_class, key, data)
+        return (
+            _dotted(str(last), value)
+            if dotted
+            else (_unknown_key(model_class, key, data, elsewhere))
+        )
     if kind == "missing":
         field = _field(model_class, key, data)
         return required(field.description if field is not None else None)
@@ -144,7 +160,9 @@ def _dotted(name: str, value: Any) -> str:
     return f"a key with dots is one name in a file; write `{text[1:-1]}`"
 
 
-def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> str:
+def _unknown_key(
+    model_class: type[BaseModel], key: str, data: Mapping[str, Any], others: Elsewhere
+) -> str:
     parent, _, name = key.rpartition(".")
     owner = section_class(model_class, parent, data)
     known = [] if owner is None else child_keys(owner)
@@ -167,6 +185,8 @@ def _unknown_key(model_class: type[BaseModel], key: str, data: Mapping[str, Any]
         found = elsewhere[0]
         top = f"`{name}` is a key of the recipe itself" if found == name else None
         hint = f"{top}; {hint}" if top else f"did you mean `{found}`? {hint}"
+    elif "did you mean" not in hint and (told := others(name, around)):
+        hint = f"{told}; {hint}"
     section = f"section `{parent}`" if parent else "the config"
     owner_data = value_at(data, parent)
     component = owner_data.get("type") if isinstance(owner_data, Mapping) else None

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 
 from rlinf.config.base import StrictModel
 from rlinf.config.load import LoadedRecipe
-from rlinf.config.reasons import reason, show
+from rlinf.config.reasons import Elsewhere, nowhere, reason, show
 from rlinf.errors import ConfigError, in_section
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -18,11 +18,16 @@ _ABSENT = object()
 
 
 def validate(
-    model_class: type[Model], data: Mapping[str, Any], source: LoadedRecipe | str
+    model_class: type[Model],
+    data: Mapping[str, Any],
+    source: LoadedRecipe | str,
+    *,
+    elsewhere: Elsewhere = nowhere,
 ) -> Model:
     """Return the validated config of plain data.
 
-    ``source`` is the recipe, for the origin of each value; or a name for all of them.
+    ``source`` is the recipe, for the origin of each value; or a name for all of them. ``elsewhere``
+    is asked for a key that this config does not have, nor one like it.
 
     Raises:
         ConfigError: Lists every problem with file, key, value, reason and nearest legal value.
@@ -31,7 +36,7 @@ def validate(
         return model_class.model_validate(dict(data))
     except ValidationError as error:
         recipe = source if isinstance(source, LoadedRecipe) else LoadedRecipe(source, dict(data))
-        raise ConfigError(_message(model_class, error, recipe)) from error
+        raise ConfigError(_message(model_class, error, recipe, elsewhere)) from error
 
 
 def check(config: StrictModel, recipe: LoadedRecipe, *, section: str | None = None) -> None:
@@ -55,7 +60,12 @@ def check(config: StrictModel, recipe: LoadedRecipe, *, section: str | None = No
         raise ConfigError(f"{recipe.name}: 1 problem\n  {problem}") from error
 
 
-def _message(model_class: type[BaseModel], error: ValidationError, recipe: LoadedRecipe) -> str:
+def _message(
+    model_class: type[BaseModel],
+    error: ValidationError,
+    recipe: LoadedRecipe,
+    elsewhere: Elsewhere,
+) -> str:
     """Return one line per key; the branches of a union share the line of their key."""
     reasons: dict[str, list[str]] = {}
     values: dict[str, Any] = {}
@@ -64,7 +74,7 @@ def _message(model_class: type[BaseModel], error: ValidationError, recipe: Loade
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
             continue  # items that are wrong, each with a line of its own, were not counted
         values.setdefault(key, value)
-        text = reason(model_class, key, value, details, recipe.data)
+        text = reason(model_class, key, value, details, recipe.data, elsewhere=elsewhere)
         if text not in reasons.setdefault(key, []):
             reasons[key].append(text)
     lines = [f"{_head(key, values[key], recipe)}{', or '.join(reasons[key])}" for key in reasons]

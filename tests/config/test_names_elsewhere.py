@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlinf.cli.tasks import task_names
+from rlinf.cli.tasks import read_config, task_names
 from rlinf.config.explain import explain
 from rlinf.config.load import load_recipe
 from rlinf.config.names_elsewhere import _NAMES, names_here
@@ -54,6 +54,22 @@ def test_an_error_says_what_a_name_is_here(recipe: str, override: str, hint: str
     found = load_recipe(recipe, [override])
     with pytest.raises(ConfigError, match="1 problem") as caught:
         validate(REGISTRY.load(found.data["task"]).config_class, found.data, found)
+    assert hint in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("buffer_size=5", "elsewhere that is `replay.capacity` (task off_policy); known: actor,"),
+        ("replay.capacity=5", "elsewhere that is `replay` (task off_policy); known"),
+        ("algorithm.tau=0.1", "elsewhere that is `algorithm.tau` (type dsrl, nft, sac); known"),
+        ("model.activatoin=relu", "has no key `activatoin`; did you mean `activation`?"),
+        ("what=1", "the config has no key `what`; known: actor,"),
+    ],
+)
+def test_an_error_says_which_other_recipes_have_a_key(override: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match="1 problem") as caught:
+        read_config("embodied/pendulum_ppo", [override])
     assert hint in str(caught.value)
 
 

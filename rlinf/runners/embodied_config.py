@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from rlinf.algorithms.base_config import PolicyConfig
 from rlinf.config.component import illegal
-from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.trainers.config import ActorConfig
 from rlinf.workers.config.acting import ActingConfig, rank_problems
 from rlinf.workers.config.supervised import CoTrainingConfig, objective_problems
@@ -81,7 +81,7 @@ class EmbodiedConfig(ActingConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from super().problems()
-        name, batch = self.algorithm.type, self.actor.global_batch_size
+        name = self.algorithm.type
         if self.algorithm.needs_replay:
             yield illegal(
                 "algorithm.type",
@@ -106,14 +106,13 @@ class EmbodiedConfig(ActingConfig):
                     f"{name} computes no log-probs, of which a KL divergence or a ratio could be",
                     hint="nearest: null",
                 )
-        if self.samples % batch:
-            yield illegal(
-                "actor.global_batch_size",
-                f"does not divide {self.samples} samples "
-                f"({self.env.num_envs} environments × {self.chunk_steps} chunk steps)",
-                hint=f"nearest: {join_choices(nearest_divisors(self.samples, batch))}",
-            )
-        yield from rank_problems(self.actor, self.world_size("actor"), "samples")
+        yield from rank_problems(
+            self.actor,
+            self.world_size("actor"),
+            "samples",
+            whole=self.samples,
+            made_of=f" ({self.env.num_envs} environments × {self.chunk_steps} chunk steps)",
+        )
         if self.algorithm.needs_groups and self.group_size < 2:
             yield illegal(
                 f"{next(iter(self.env.sections))}.group_size",

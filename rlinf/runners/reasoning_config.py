@@ -226,13 +226,17 @@ class ReasoningConfig(AnsweringConfig):
         yield from problems
         if problems:
             return
-        batch, ranks = self.global_batch_size, self.data_parallel_size
-        if batch % ranks:
+        batch, replicas = self.global_batch_size, self.data_parallel_size
+        if batch % replicas:
+            each = self.actor.ranks_per_replica
+            shared = f", of which {each} share a layer" if each > 1 else ""
+            counts = [each * count for count in nearest_divisors(batch, replicas)]
             yield illegal(
                 "cluster.component_placement",
                 f"the global batch of {batch} sequences ({prompts} prompts × {size} / "
-                f"{self.actor.n_minibatches}) does not divide over {ranks} actor ranks",
-                hint=f"nearest: {join_choices(nearest_divisors(batch, ranks))} ranks",
+                f"{self.actor.n_minibatches}) does not divide over {each * replicas} actor ranks"
+                f"{shared}",
+                hint=f"nearest: {join_choices(counts)} ranks",
             )
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:

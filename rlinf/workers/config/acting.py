@@ -13,7 +13,12 @@ from rlinf.algorithms.base_config import ActionAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.effects import unused
-from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
+from rlinf.config.nearest import (
+    join_choices,
+    nearest_divisors,
+    nearest_multiples,
+    nearest_numbers,
+)
 from rlinf.config.ranges import device_span
 from rlinf.envs.config import EnvConfig, Environments, Shares, TrainingEnvironments
 from rlinf.flow.placed_config import PlacedConfig, RunnerConfig
@@ -446,21 +451,49 @@ def dividing_ranks(actor: _Batches) -> tuple[int, ...]:
     return tuple(n for n in range(1, pieces + 1) if pieces % n == 0)
 
 
-def rank_problems(actor: _Batches, ranks: int, rows: str) -> Iterator[PydanticCustomError]:
-    """What stands against dividing the global batch over ranks, and a share into micro batches."""
+def rank_problems(
+    actor: _Batches, ranks: int, rows: str, *, whole: int | None = None, made_of: str = ""
+) -> Iterator[PydanticCustomError]:
+    """What stands against dividing the global batch over ranks, and a share into micro batches;
+    and the ``whole`` rows of a rollout, in words ``made_of``, into global batches, unless None."""
     batch, micro = actor.global_batch_size, actor.micro_batch_size
-    if batch % ranks:
+    if whole is not None and whole % ranks:
+        yield illegal(
+            "cluster.component_placement",
+            f"places {ranks} actor ranks, and no batch that divides {whole} {rows}{made_of} "
+            "divides over them",
+            hint=f"nearest: {join_choices(nearest_divisors(whole, ranks))} actor ranks",
+        )
+    elif whole is not None and whole % batch:
+        yield illegal(
+            "actor.global_batch_size",
+            f"does not divide {whole} {rows}{made_of}",
+            hint=f"nearest: {_nearest_batches(actor, ranks, whole)}",
+        )
+    elif batch % ranks:
         yield illegal(
             "actor.global_batch_size",
             f"does not divide over {ranks} actor ranks",
-            hint=f"nearest: {join_choices(nearest_multiples(ranks, batch))}",
+            hint=f"nearest: {_nearest_batches(actor, ranks, whole)}",
         )
-    if micro is not None and (batch // ranks) % micro:
+    elif micro is not None and (batch // ranks) % micro:
         yield illegal(
             "actor.micro_batch_size",
             f"does not divide the {batch // ranks} {rows} of a rank",
             hint=f"nearest: {join_choices(nearest_divisors(batch // ranks, micro))}",
         )
+
+
+def _nearest_batches(actor: _Batches, ranks: int, whole: int | None) -> str:
+    """Global batches that ``whole`` rows, unless None, divide into and that divide over the ranks;
+    where there are such, those of whole micro batches."""
+    batch, unit = actor.global_batch_size, ranks * (actor.micro_batch_size or 1)
+    if not whole:
+        return join_choices(nearest_multiples(unit, batch))
+    if whole % unit:
+        unit = ranks
+    legal = (size for size in range(unit, whole + 1, unit) if whole % size == 0)
+    return join_choices(nearest_numbers(legal, batch))
 
 
 def _trials(config: ActingConfig, first: int, devices: int) -> Iterator[Trial]:

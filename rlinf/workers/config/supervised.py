@@ -166,17 +166,9 @@ class SupervisedRunConfig(PlacedConfig):
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
-        actor, ranks = self.actor, self.world_size("actor")
-        if actor.update_epoch != 1:
+        if self.actor.update_epoch != 1:
             why = "has no effect: every global batch is drawn anew"
             yield illegal("actor.update_epoch", why, hint="nearest: 1, and more runner.total_steps")
-        batch, replicas = actor.global_batch_size, self.data_parallel_size
-        if ranks % actor.ranks_per_replica == 0 and batch % max(replicas, 1):
-            yield illegal(
-                "actor.global_batch_size",
-                f"does not divide over {replicas} actor ranks",
-                hint=f"nearest: {join_choices(nearest_multiples(replicas, batch))}",
-            )
         # By value: the file of a run writes defaults, too.
         given = [
             key for key, value in self.validation if value != getattr(ValidationLossConfig(), key)
@@ -225,6 +217,13 @@ class FineTuningConfig(SupervisedRunConfig, LanguageRunConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from super().problems()
+        batch, replicas = self.actor.global_batch_size, self.data_parallel_size
+        if self.world_size("actor") % self.actor.ranks_per_replica == 0 and batch % replicas:
+            yield illegal(
+                "actor.global_batch_size",
+                f"does not divide over {replicas} actor ranks",
+                hint=f"nearest: {join_choices(nearest_multiples(replicas, batch))}",
+            )
         if self.has_pictures:
             yield from picture_problems(self.model, self.trainers)
         yield from self.trainer_problems()

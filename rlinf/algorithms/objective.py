@@ -37,6 +37,7 @@ from rlinf.algorithms.samples import (
     chunk_step_metrics,
     critic_metrics,
     equal_groups,
+    reference_metrics,
     row_weights,
     rows_of,
 )
@@ -106,6 +107,8 @@ class PolicyObjective(Algorithm):
         metrics = answer_metrics(rollout, prepared) | estimate.metrics
         if self.config.needs_groups:
             metrics["rollout/equal_groups"] = equal_groups(rollout)
+        if self.config.kl_reward_beta:
+            metrics |= reference_metrics(rollout, self.config.kl_reward_type)
         return prepared, metrics | critic_metrics(prepared)
 
     def _prepared_answers(self, batch: Batch, estimate: CreditEstimate) -> Batch:

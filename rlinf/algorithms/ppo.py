@@ -21,9 +21,8 @@ from rlinf.algorithms.credit import (
     per_row,
     token_advantages,
 )
-from rlinf.algorithms.losses import kl_estimate
 from rlinf.algorithms.objective import ClippedObjective
-from rlinf.algorithms.samples import Credit, CreditEstimate
+from rlinf.algorithms.samples import Credit, CreditEstimate, reference_kl
 from rlinf.data.trajectory import NO_EPISODE, Trajectory
 from rlinf.envs.results import TASK_IDS
 
@@ -210,15 +209,7 @@ def reward_kl(config: PolicyConfig, batch: Batch) -> Tensor:
     """[N, L] float64, what the KL divergence takes from the reward of each token."""
     if not config.kl_reward_beta:
         return torch.zeros_like(batch.mask, dtype=torch.float64)
-    if batch.reference_log_probs is None:
-        raise ValueError("kl_reward_beta > 0 needs reference_log_probs in the batch")
-    proximal = batch.proximal_log_probs
-    kl = kl_estimate(
-        log_probs=(batch.log_probs if proximal is None else proximal).double(),
-        reference_log_probs=batch.reference_log_probs.double(),
-        kl_type=config.kl_reward_type,
-    )
-    return torch.where(batch.mask > 0, config.kl_reward_beta * kl, 0.0)
+    return config.kl_reward_beta * reference_kl(batch, config.kl_reward_type)
 
 
 class PPO(ClippedObjective):

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlinf.algorithms.base_config import AlgorithmConfig, Level
+from rlinf.algorithms.base_config import AlgorithmConfig, KLType, Level
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.credit import episode_length_weights, idle_rows, normalize
-from rlinf.algorithms.losses import at_level
+from rlinf.algorithms.losses import at_level, kl_estimate
 from rlinf.data.trajectory import Trajectory
 from rlinf.envs.results import ACTION_MASK
 
@@ -187,6 +187,26 @@ def equal_groups(batch: Batch) -> float:
     low = rewards.new_full((len(numbers),), torch.inf).scatter_reduce(0, group, rewards, "amin")
     high = rewards.new_full((len(numbers),), -torch.inf).scatter_reduce(0, group, rewards, "amax")
     return mean(low == high)
+
+
+def reference_kl(batch: Batch, kl_type: KLType) -> Tensor:
+    """[N, L] float64, estimate of the KL divergence of answers from the reference policy at each
+    sampled token, 0 elsewhere; a ValueError where the batch lacks its log-probs."""
+    if batch.reference_log_probs is None:
+        raise ValueError("kl_reward_beta > 0 needs reference_log_probs in the batch")
+    proximal = batch.proximal_log_probs
+    kl = kl_estimate(
+        log_probs=(batch.log_probs if proximal is None else proximal).double(),
+        reference_log_probs=batch.reference_log_probs.double(),
+        kl_type=kl_type,
+    )
+    return torch.where(batch.mask > 0, kl, 0.0)
+
+
+def reference_metrics(batch: Batch, kl_type: KLType) -> dict[str, float]:
+    """Mean of :func:`reference_kl` over the tokens of valid answers."""
+    counted = (batch.mask > 0) & batch.valid.unsqueeze(1)
+    return {"rollout/reference_kl": mean(reference_kl(batch, kl_type)[counted])}
 
 
 def critic_metrics(batch: Batch) -> dict[str, float]:

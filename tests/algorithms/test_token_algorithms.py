@@ -160,6 +160,35 @@ def test_returns_of_reinforce_pp_with_kl_and_baseline() -> None:
             assert prepared.advantages[i, t].item() == pytest.approx(wanted, abs=1e-6)
 
 
+@pytest.mark.parametrize("name", ["ppo", "reinforce_pp", "grpo", "rloo"])
+@pytest.mark.parametrize("proximal", [False, True])
+def test_the_kl_in_the_reward_is_told_unweighted(name: str, proximal: bool) -> None:
+    """A mean over the tokens of valid answers, whatever is in the padding."""
+    batch = random_batch(seed=5)
+    assert batch.reference_log_probs is not None
+    acted = batch.proximal_log_probs if proximal else batch.log_probs
+    assert acted is not None
+    kept = [row for row in range(8) if row != 2]
+    per_token = [
+        0.5 * float((acted - batch.reference_log_probs)[row, token]) ** 2
+        for row in kept
+        for token in range(int(batch.mask[row].sum()))
+    ]
+    reference = torch.where(batch.mask > 0, batch.reference_log_probs, torch.nan)
+    given = replace(
+        batch,
+        reference_log_probs=reference,
+        valid=torch.tensor([row in kept for row in range(8)]),
+        proximal_log_probs=batch.proximal_log_probs if proximal else None,
+    )
+    for beta in (0.1, 0.4):
+        _, metrics = build(name, kl_reward_beta=beta, kl_reward_type="k2").prepare(given)
+        wanted = sum(per_token) / len(per_token)
+        assert metrics["rollout/reference_kl"] == pytest.approx(wanted, rel=1e-5)
+    _, metrics = build(name, kl_beta=0.1).prepare(given)
+    assert "rollout/reference_kl" not in metrics
+
+
 def test_the_reward_kl_of_a_group_is_summed_over_each_answer() -> None:
     batch = random_batch(seed=11)
     prepared, _ = build("rloo", kl_reward_beta=0.2).prepare(batch)

@@ -65,6 +65,16 @@ def test_two_ranks_train_what_one_trains(one_rank: Path, tmp_path: Path) -> None
     assert_close_runs(one_rank, run)
 
 
+def test_two_ranks_in_micro_batches_are_as_far_from_the_reference(tmp_path: Path) -> None:
+    penalised = (f"runner.total_steps={STEPS}", "algorithm={type: rloo, kl_reward_beta: 0.05}")
+    one = train(tmp_path / "one", *penalised)
+    pieces = train(tmp_path / "two", *penalised, *ON_RAY, TWO, "actor.micro_batch_size=1")
+    assert_close_runs(one, pieces)
+    for run in (one, pieces):
+        told = [line for line in untimed(run) if "actor/loss" in line]
+        assert all("rollout/reference_kl" in line for line in told)
+
+
 @pytest.mark.parametrize(("before", "after"), [(TWO, ONE), (ONE, TWO)], ids=["to one", "to two"])
 def test_a_run_goes_on_with_another_number_of_ranks(
     one_rank: Path, tmp_path: Path, before: str, after: str

@@ -102,6 +102,9 @@ def test_ray_gives_the_same_as_local(reference: Path, tmp_path: Path) -> None:
 def test_penalties_of_the_reference_reach_the_critic(tmp_path: Path) -> None:
     more = (*WITH_KL, "runner.total_steps=2")
     one = train(tmp_path / "one", *more)
+    told = [line["rollout/reference_kl"] for line in untimed(one) if "actor/loss" in line]
+    assert told[0] == pytest.approx(0, abs=1e-6)
+    assert abs(told[1]) > 1e-6
     other = train(
         tmp_path / "other",
         *more,

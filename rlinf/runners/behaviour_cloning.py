@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from rlinf.runners.embodied_evaluation import PlayingTask
 from rlinf.runners.supervised import SupervisedTask
 from rlinf.runners.task import Evaluated, Purpose, Task
-from rlinf.workers.config.supervised import BehaviourCloningConfig
+from rlinf.workers.config.supervised import BehaviourCloningConfig, CloningActorConfig
 
 if TYPE_CHECKING:
     from rlinf.runners.run import Run
@@ -28,6 +28,10 @@ class BehaviourCloning(PlayingTask[BehaviourCloningConfig], SupervisedTask[Behav
         "rollout": "rlinf.workers.rollout:RolloutWorker",
         "actor": "rlinf.workers.fit:CloningWorker",
     }
+    changeable = (
+        *SupervisedTask.changeable,
+        *(f"actor.{key}" for key in CloningActorConfig.of_rounding),
+    )
     figures = (*SupervisedTask.figures, ("eval success", "eval/success", ".3f"))
 
     sources = property(lambda self: self.config.sub_batches)

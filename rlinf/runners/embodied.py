@@ -16,6 +16,7 @@ from rlinf.flow.graph import Flow, Stage
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import PlayingTask
 from rlinf.runners.task import Counts, Evaluated, Purpose
+from rlinf.trainers.config import RowTrainerConfig
 from rlinf.workers.config.acting import ActingConfig
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Acting(PlayingTask[ActingT]):
     changeable = (
         "runner", "cluster", "evaluation.interval", "evaluation.start",
         "evaluation.stop_at_success", "evaluation.video_episodes", "weight_sync",
-        "checkpoint", "logger",
+        "checkpoint", "logger", *(f"actor.{key}" for key in RowTrainerConfig.of_rounding),
     )  # fmt: skip
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("env-steps", "env/steps", ",.0f"),

@@ -18,12 +18,17 @@ from rlinf.runners.reasoning_evaluation import (
     write_completions,
 )
 from rlinf.runners.task import Task
+from rlinf.trainers.config import SequenceConfig
 
 if TYPE_CHECKING:
     from rlinf.flow.executor import Arguments, Reports, StepReport
     from rlinf.runners.groups import Groups
     from rlinf.runners.run import Run
     from rlinf.workers.context import WorkerContext
+
+
+_SCORING = ("reward.processes", "reward.deadline", "reward.start_deadline", "reward.memory_mib")
+"""In how many processes and within which bounds answers are scored, not what they are worth."""
 
 
 class Reasoning(Task[ReasoningConfig]):
@@ -37,15 +42,12 @@ class Reasoning(Task[ReasoningConfig]):
         "critic": "rlinf.workers.critic:CriticWorker",
     }
     changeable = (
-        "runner",
-        "cluster",
-        "weight_sync",
-        "validation.val_check_interval",
-        "checkpoint",
-        "logger",
-    )
+        "runner", "cluster", "weight_sync", "validation.val_check_interval", "checkpoint",
+        "logger", *_SCORING, "rollout.engine.max_running_requests",
+        *(f"{name}.{key}" for name in ("actor", "critic") for key in SequenceConfig.of_rounding),
+    )  # fmt: skip
     changeable_evaluation = (
-        "cluster", "weight_sync", "rollout.engine", "actor.tensor_parallel_size",
+        "cluster", "weight_sync", *_SCORING, "rollout.engine", "actor.tensor_parallel_size",
         "critic.tensor_parallel_size", "validation", "data.files.validation",
     )  # fmt: skip
     figures = AnswerCounts.figures

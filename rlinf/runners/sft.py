@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from rlinf.runners.supervised import SupervisedTask
-from rlinf.workers.config.supervised import FineTuningConfig
+from rlinf.workers.config.supervised import FineTuningActorConfig, FineTuningConfig
 
 if TYPE_CHECKING:
     from rlinf.models.language_config import LanguageModelConfig
@@ -25,6 +25,10 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
         "source": "rlinf.workers.source:SourceWorker",
         "actor": "rlinf.workers.fit:FineTuningWorker",
     }
+    changeable = (
+        *SupervisedTask.changeable,
+        *(f"actor.{key}" for key in FineTuningActorConfig.of_rounding),
+    )
 
     @cached_property
     def _model(self) -> LanguageModelConfig:

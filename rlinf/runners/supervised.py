@@ -46,7 +46,7 @@ class SupervisedTask(Task[ConfigT]):
 
     weights = None
     leaves_best = True
-    changeable = ("runner", "cluster", "checkpoint", "logger")
+    changeable: ClassVar[tuple[str, ...]] = ("runner", "cluster", "checkpoint", "logger")
     figures: ClassVar[tuple[tuple[str, str, str], ...]] = (
         ("rows", "train/rows", ",.0f"),
         ("rows/s", "train/rows_per_second", ",.0f"),

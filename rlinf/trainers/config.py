@@ -113,6 +113,10 @@ class OffloadConfig(StrictModel):
 class TrainerConfig(StrictModel):
     """How gradients are computed and applied, whatever is trained."""
 
+    of_rounding: ClassVar[tuple[str, ...]] = ("micro_batch_size", "offload")
+    """Keys that say how a gradient is computed: with others it is the same but for rounding, and a
+    checkpoint holds the same tensors."""
+
     micro_batch_size: int | None = Field(default=None, ge=1)
     """Rows (samples or sequences) of one forward and backward pass on one rank; null: all of the
     rank."""
@@ -157,6 +161,8 @@ class FirstUpdateBounds:
 
 class ActionTrainerConfig(TrainerConfig):
     """How a policy for actions is trained, as its weights or by an adapter."""
+
+    of_rounding = (*TrainerConfig.of_rounding, "gradient_checkpointing")
 
     lora: AdapterConfig | None = None
     """Train low-rank updates of the policy's linear layers, and whole what is no matrix of one:
@@ -215,6 +221,11 @@ class ActorConfig(RowTrainerConfig):
 
 class SequenceConfig(TrainerConfig):
     """How gradients over token sequences are computed and applied."""
+
+    of_rounding = (
+        *TrainerConfig.of_rounding, "max_tokens_per_micro_batch", "gradient_checkpointing",
+        "logits_per_chunk",
+    )  # fmt: skip
 
     max_tokens_per_micro_batch: int | None = Field(default=None, ge=1)
     """Tokens of one forward and backward pass instead; a longer sequence has its own."""

@@ -81,6 +81,10 @@ class CodeConfig(AnswerConfig):
             raise ConfigError(error.reason, key="python" if self.python else "type") from error
         sandbox.check()
 
+    def check_answer(self, answer: Any) -> None:
+        """See :func:`read_tests`."""
+        read_tests(answer)
+
     def build(self) -> RewardFunction:
         """The tests; ConfigError where programs cannot be isolated."""
         return CodeReward(self)

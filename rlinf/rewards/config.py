@@ -54,6 +54,16 @@ class RewardConfig(StrictModel):
             )
         return self
 
+    def unusable(self, answer: Any) -> str | None:
+        """Why a function can score no completion of a prompt with this answer, after the name of
+        the function; None: nothing is known against it."""
+        for name, function in self.functions.items():
+            try:
+                function.check_answer(answer)
+            except ValueError as error:
+                return f"reward.functions.{name}: {error}"
+        return None
+
     def specified(self) -> dict[str, Any]:
         """The functions as plain data, the same wherever their files lie: of `FILE.py:NAME` the
         file's name and a digest of what it holds."""

@@ -100,6 +100,10 @@ class MathConfig(AnswerConfig):
         if find_spec("math_verify") is None:
             raise MissingPackageError("math_verify", "language", "the reward `math`")
 
+    def check_answer(self, answer: Any) -> None:
+        """See :func:`references`."""
+        references(answer)
+
     def build(self) -> RewardFunction:
         """See the base class."""
         return MathReward(self)

@@ -105,6 +105,10 @@ class RewardFunctionConfig(StrictModel):
         """Seconds by which it ends a sample of its own accord; 0 where it has no such limit."""
         return 0.0
 
+    def check_answer(self, answer: Any) -> None:
+        """Refuse, by a ValueError that says why, a reference answer by which no completion can be
+        scored; called before a run starts. Without a rule any is fine."""
+
     def build(self) -> RewardFunction | GroupRewardFunction:
         """The function, as ``of_groups`` says; UserError if what the section names, or a package,
         is not there.

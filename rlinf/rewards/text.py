@@ -7,7 +7,7 @@ import re
 import string
 import textwrap
 from decimal import Decimal
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -177,6 +177,10 @@ class ExactMatchConfig(AnswerConfig):
                 hint=f"nearest: {self.max_value}",
             )
         return self
+
+    def check_answer(self, answer: Any) -> None:
+        """See :func:`references`."""
+        references(answer)
 
     def score(self, sample: RewardInput) -> float:
         """`max_value` for a reference, `found_value` for another answer, `min_value` for none."""

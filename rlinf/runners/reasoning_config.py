@@ -17,11 +17,13 @@ from rlinf.config.component import illegal
 from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
 from rlinf.config.schema import value_at
-from rlinf.data.prompts.config import PromptDataConfig
+from rlinf.data.prompts.config import FilesConfig, PromptDataConfig
+from rlinf.data.prompts.prompt_files import RawPrompt
 from rlinf.engines.config import SamplingConfig
+from rlinf.errors import ConfigError, in_section
 from rlinf.flow.placed_config import RunnerConfig
 from rlinf.flow.planning_traits import PlanningTraits
-from rlinf.rewards.config import CorrectnessConfig
+from rlinf.rewards.config import CorrectnessConfig, RewardConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
@@ -173,6 +175,13 @@ class ReasoningConfig(AnsweringConfig):
         """See :attr:`LanguageRunConfig.trainers`."""
         return {"actor": self.actor, "critic": self.critic}
 
+    def check(self) -> None:
+        """Look also whether rewards can be computed by the answers that files begin with."""
+        super().check()
+        if self.data.files is not None:
+            with in_section("data.files"):
+                _check_answers(self.data.files, self.reward)
+
     # -- rules between sections -----------------------------------------------------------------
 
     def problems(self) -> Iterator[PydanticCustomError]:
@@ -314,3 +323,28 @@ class ReasoningConfig(AnsweringConfig):
                     hint=f"write it as rollout.agent.tools.{name}, or data.task.calls=null",
                 )
         yield from self.model_problems(generated=generated)
+
+
+_HOLDING_ANSWERS = ("ground_truth", "answer", "answers", "solution", "target", "label")
+_SHOWN = 12  # keys that a message names
+
+
+def _check_answers(files: FilesConfig, reward: RewardConfig) -> None:
+    """Refuse a file of whose first answers none can be scored: every completion would be invalid,
+    which is seen after a whole step."""
+    for path in (*files.train, *files.validation):
+        prompts = files.first(path)
+        found = [reward.unusable(prompt.answer) for prompt in prompts]
+        if found and None not in found:
+            raise _unusable(prompts[0], found[0], files.answer_key, reward)
+
+
+def _unusable(prompt: RawPrompt, why: str | None, key: str, reward: RewardConfig) -> ConfigError:
+    held = prompt.answer if isinstance(prompt.answer, Mapping) else {}
+    usable = [name for name, value in held.items() if reward.unusable(value) is None]
+    likely = [name for name in _HOLDING_ANSWERS if name in usable]
+    hint = f"; did you mean `{key}.{likely[0]}`?" if likely else ""
+    if held:
+        hint += f"; it holds {', '.join(f'{key}.{name}' for name in list(held)[:_SHOWN])}"
+    reason = f"{prompt.where}: no completion could be scored, {why}{hint}"
+    return ConfigError(reason, key="answer_key")

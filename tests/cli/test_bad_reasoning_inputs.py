@@ -22,6 +22,15 @@ from safetensors.torch import load_file, save_file
 from rlinf.data.tokenizer import train_tokenizer
 
 GOOD = [{"prompt": f"{n}+1=", "solutions": f"{n + 1}"} for n in range(8)]
+VERL = [
+    {
+        "prompt": each["prompt"],
+        "reward_model": {"style": "rule", "ground_truth": each["solutions"]},
+        "extra_info": {"split": "train"},
+    }
+    for each in GOOD
+]
+"""As another library lays its records out."""
 RECIPE = """
 task: reasoning
 runner: {total_steps: 1}
@@ -274,6 +283,35 @@ PROMPTS: list[tuple[str, list[Any], list[str], int, list[str]]] = [
             "has no key `question`",
             "which key is read says prompt_key",
         ],
+    ),
+    (
+        "a mapping that holds the answer",
+        VERL,
+        ["data.files.answer_key=reward_model"],
+        2,
+        [
+            "data.files.answer_key = 'reward_model' (command line): prompts.jsonl:1: no completion "
+            "could be scored, reward.functions.answer: the answer is no text, number or list",
+            "did you mean `reward_model.ground_truth`?; it holds reward_model.style, "
+            "reward_model.ground_truth",
+        ],
+    ),
+    (
+        "a key in a mapping",
+        VERL,
+        [
+            "data.files.answer_key=reward_model.ground_truth",
+            "data.files.columns=[extra_info.split]",
+        ],
+        0,
+        ["8 prompts of 8 records"],
+    ),
+    (
+        "an answer that no function can use, before others",
+        [{"prompt": "2+2=", "solutions": {"sum": 4}}, *GOOD],
+        [],
+        0,
+        ["9 prompts of 9 records"],
     ),
     ("nothing", [], [], 2, ["data.files", "prompts.jsonl has no record"]),
     (

@@ -30,6 +30,7 @@ from rlinf.data.prompts.prompt_files import (
     RawPrompt,
     check_records,
     columns_of,
+    first_prompts,
     raw_prompt,
     read_prompts,
 )
@@ -40,6 +41,7 @@ Part = Literal["train", "validation"]
 LongPrompts = Literal["skip", "truncate", "refuse"]
 SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet", ".csv")
 DEFAULT_MAX_BROKEN = 100
+_FIRST = 20  # records of a file that are looked at before a run starts
 _OWN_ARGUMENTS = {
     "conversation", "chat_template", "tokenize", "add_generation_prompt", "return_dict",
     "return_tensors", "continue_final_message",
@@ -156,6 +158,10 @@ class RecordFilesConfig(StrictModel, ABC):
                 except ConfigError as error:
                     reason = error.reason + self._named_otherwise(error.reason)
                     raise ConfigError(reason, key=error.key or key) from error
+
+    def first(self, path: Path) -> list[RawPrompt]:
+        """The prompts that one of the files begins with."""
+        return first_prompts(path, self._take, most=_FIRST)
 
     def _named_otherwise(self, reason: str) -> str:
         """By which keys another one is read, where records have none of the name that is sought."""

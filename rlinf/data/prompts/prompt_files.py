@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,12 @@ def check_records(path: Path, take: Taker, *, most: int) -> None:
     raise ConfigError(
         notes.listed(f"none of the first {broken} records of {path} can be used", "broken")
     )
+
+
+def first_prompts(path: Path, take: Taker, *, most: int) -> list[RawPrompt]:
+    """Those among the first ``most`` records of a file that can be used; errors are those of
+    :func:`read_prompts`."""
+    return [found for found in islice(_taken(path, take, Notes()), most) if found is not None]
 
 
 def _taken(path: Path, take: Taker, notes: Notes) -> Iterator[RawPrompt | None]:

@@ -30,7 +30,13 @@ from rlinf.data.prompts.dataset import (
     unknown_token,
 )
 from rlinf.data.prompts.pictures import PicturedPrompt
-from rlinf.data.prompts.prompt_files import Message, Notes, RawPrompt, UnusableRecordError
+from rlinf.data.prompts.prompt_files import (
+    Message,
+    Notes,
+    RawPrompt,
+    UnusableRecordError,
+    message_of,
+)
 from rlinf.data.tasks import REGISTRY, PromptTask
 from rlinf.errors import ConfigError, in_section
 
@@ -41,8 +47,8 @@ class ExampleFilesConfig(RecordFilesConfig):
     """Prompts and answers in files."""
 
     answer_key: str | None = "answer"
-    """Key of the answer, a text; null: the prompt is a list of messages, the last of which, by the
-    assistant, is the answer."""
+    """Key of the answer: a text, or one message of the assistant, in a list or not; null: the
+    prompt is a list of messages, the last of which, by the assistant, is the answer."""
     turns: Literal["last", "all"] = "last"
     """Which messages of the assistant are learnt: the last one, or all, each behind those before
     it as an example of its own."""
@@ -293,6 +299,14 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
             answer = said["content"]
         if isinstance(answer, list) and len(answer) == 1:
             answer = answer[0]  # as readers give a text
+        if self.files is not None and isinstance(answer, Mapping):
+            said = _said(answer, str(self.files.answer_key))
+            answer = said["content"]
+        if isinstance(answer, list) and any(isinstance(each, Mapping) for each in answer):
+            raise UnusableRecordError(
+                f"the answer is one message of the assistant, not {len(answer)}; of a whole "
+                "conversation under prompt_key, answer_key: null learns the last one"
+            )
         if not isinstance(answer, str):
             raise UnusableRecordError(f"the answer is a text, not {type(answer).__name__}")
         if self.apply_chat_template:
@@ -304,9 +318,17 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                     "the chat template does not continue the prompt by the answer"
                 )
             return prompt, text[len(prompt) :]
-        if not isinstance(content, str):
+        if not isinstance(content, str) or said is not None:
             raise UnusableRecordError("messages need apply_chat_template: true")
         return content, answer
+
+
+def _said(answer: Mapping[str, Any], key: str) -> Message:
+    """An answer that is given as a message."""
+    message = message_of(answer, key)
+    if message["role"] != "assistant":
+        raise UnusableRecordError(f"`{key}` is said by {message['role']}, not by the assistant")
+    return message
 
 
 class TextExample(NamedTuple):

@@ -66,6 +66,43 @@ def test_a_chat_template_writes_prompt_and_answer(tokenizer, write):
     np.testing.assert_array_equal(other.target, one.target)
 
 
+@pytest.mark.parametrize("listed", [True, False])
+def test_an_answer_may_be_a_message(tokenizer, write, listed):
+    """As of conversations in which it is the last one."""
+    talk, last = [{"role": "user", "content": "1+1"}], {"role": "assistant", "content": "2"}
+    files = {"train": [write("a.jsonl", {"messages": [*talk, last]})], "prompt_key": "messages",
+             "answer_key": None}  # fmt: skip
+    (wanted,) = build(tokenizer, files=files, apply_chat_template=True).train.examples
+    for name, prompt in (("b.jsonl", talk), ("c.jsonl", "1+1")):
+        record = {"prompt": prompt, "completion": [last] if listed else last}
+        files = {"train": [write(name, record)], "answer_key": "completion"}
+        (one,) = build(tokenizer, files=files, apply_chat_template=True).train.examples
+        np.testing.assert_array_equal(one.prompt, wanted.prompt)
+        np.testing.assert_array_equal(one.target, wanted.target)
+
+
+SAID = {"role": "assistant", "content": "2"}
+
+
+@pytest.mark.parametrize(
+    ("completion", "templated", "why"),
+    [
+        ([SAID], False, "messages need apply_chat_template: true"),
+        ([{**SAID, "role": "user"}], True, "`completion` is said by user, not by the assistant"),
+        ([{"text": "2"}], True, "`completion` is no message with `role` and `content`"),
+        ([SAID, SAID], True, "the answer is one message of the assistant, not 2; of a whole"),
+        (["2", "3"], True, "the answer is a text, not list"),
+    ],
+)
+def test_answers_that_are_no_single_message_of_the_assistant(
+    tokenizer, write, completion, templated, why
+):
+    files = {"train": [write("a.jsonl", {"prompt": "1+1", "completion": completion})],
+             "answer_key": "completion"}  # fmt: skip
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        build(tokenizer, files=files, apply_chat_template=templated)
+
+
 def test_every_turn_of_the_assistant_may_be_learnt(tokenizer, write):
     """Each is what it would be as the last one, and nothing else is."""
     said = [("user", "1+1"), ("assistant", "2"), ("user", "2+2"), ("assistant", "4"), ("user", "0")]

@@ -334,10 +334,12 @@ def _content(value: Any, key: str, pictured: bool) -> str | tuple[Message, ...]:
         raise UnusableRecordError(f"`{key}` is a text or a list of messages, not {kind}")
     if not value:
         raise UnusableRecordError(f"`{key}` is empty")
-    return tuple(_message(message, f"{key}[{i}]", pictured) for i, message in enumerate(value))
+    return tuple(message_of(message, f"{key}[{i}]", pictured) for i, message in enumerate(value))
 
 
-def _message(value: Any, key: str, pictured: bool) -> Message:
+def message_of(value: Any, key: str, pictured: bool = False) -> Message:
+    """A message that stands under a key, its content one text, with marks where it is ``pictured``;
+    UnusableRecordError for what is none."""
     calls = isinstance(value, Mapping) and isinstance(value.get("tool_calls"), list | tuple)
     if calls and value["tool_calls"] and value.get("content") is None:
         value = {**value, "content": ""}  # who calls tools need not say anything

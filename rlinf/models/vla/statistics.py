@@ -129,8 +129,7 @@ class Statistics:
         low, high = (first - 3 * second, first + 3 * second) if method == "mean_std" else (
             first, second
         )  # fmt: skip
-        ends = torch.tensor([0.01, 0.99])
-        small, large = torch.quantile(actions[:, used].float(), ends, dim=0)
+        small, large = _middle(actions[:, used].numpy())
         if self.mask is not None:  # what is not normalised has the range that it has
             same = ~self.mask[used]
             low, high = torch.where(same, small, low), torch.where(same, large, high)
@@ -159,8 +158,7 @@ class Statistics:
         """
         if states.shape[1] not in {self.dim, self.used} or not self.allows(method):
             return
-        ends = torch.tensor([0.01, 0.99])
-        given = torch.quantile(torch.from_numpy(states).float(), ends, dim=0)
+        given = _middle(states)
         read = Units(self, method).normalize(given)
         near = (read.abs() <= _FARTHEST).all(dim=0)
         if self.mask is not None:  # what is not normalised is read as it is
@@ -254,6 +252,11 @@ class Units(nn.Module):
         if given < count:
             return (x, *(part[:given] for part in parts))
         return (x if given == count else x[..., :count], *parts)
+
+
+def _middle(rows: np.ndarray) -> Tensor:
+    """[2, D], between which the middle 98 % of rows [N, D] lie; torch takes 16 million at most."""
+    return torch.from_numpy(np.quantile(rows.astype(np.float32), [0.01, 0.99], axis=0)).float()
 
 
 def _with_rest(found: Tensor, x: Tensor) -> Tensor:

@@ -78,12 +78,8 @@ def reason(
     kind, context = details["type"], details.get("ctx", {})
     if kind == "extra_forbidden":
         last = details["loc"][-1]
-        dotted = isinstance(last, str) and "." in last
-        return (
-            _dotted(str(last), value)
-            if dotted
-            else (_unknown_key(model_class, key, data, elsewhere))
-        )
+        dotted = _dotted(last, value) if isinstance(last, str) and "." in last else ""
+        return dotted or _unknown_key(model_class, key, data, elsewhere)
     if kind == "missing":
         field = _field(model_class, key, data)
         return required(field.description if field is not None else None)

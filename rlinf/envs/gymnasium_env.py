@@ -453,7 +453,7 @@ def _camera(path: tuple[str, ...], every: Collection[tuple[str, ...]]) -> str:
 
 def _first_choices(space: gymnasium.Space[Any]) -> tuple[float, ...]:
     """[A] lowest values of discrete actions; nothing where they are 0, or of other actions."""
-    if isinstance(space, spaces.Discrete | spaces.MultiDiscrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         first = np.asarray(space.start)
     elif isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.integer):
         first = space.low

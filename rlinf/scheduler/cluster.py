@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -195,7 +196,8 @@ class Cluster(NodeTable, ClusterMembers):
             type(self)._instance = None
         if self._services is not None:
             atexit.unregister(self.shutdown)
-            if (process := current_process()) is not None:
+            # Of a program that ends by a failure one is told: that which ends it.
+            if sys.exc_info()[0] is None and (process := current_process()) is not None:
                 process.failed_calls.tell_unheard()
             self.runtime.flush_traces(self._services.registry)
             self.runtime.shutdown()

@@ -8,7 +8,7 @@ import shlex
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -20,6 +20,7 @@ from rlinf.cli.failure import Debug, as_it_was_if_refused, nothing_left_if_refus
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.run_paths import CONFIG_FILE, check_new, check_writable, find_run
 from rlinf.cli.screen import say, show_table
+from rlinf.errors import ConfigError
 from rlinf.processes.interrupt import raise_noted
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ def resume(
     path = find_run(run)
     check_writable(path, "run directory")
     file = path / CONFIG_FILE
+    _refuse_other_place(overrides or [], path)
     task, recipe, config = read_config(str(file), of_other_types(file, overrides or []))
     require_training(task, run)
     config, origin = at_absolute_paths(config), origin_of(task, path)
@@ -141,6 +143,15 @@ def resume(
         directory.write_config(to_yaml(config))
         config.plan.save(directory.path / PLAN_FILE)
         execute(task, config, directory, resume=True)
+
+
+def _refuse_other_place(overrides: Sequence[str], run: Path) -> None:
+    for given in overrides:
+        if given.lstrip("~").partition("=")[0].strip() == "runner.output_dir":
+            raise ConfigError(
+                f"command line: {given}: a run that goes on stays in its directory, {run}; to go "
+                "on elsewhere, copy the directory and resume the copy"
+            )
 
 
 def execute(task: AnyTask, config: PlacedConfig, directory: RunDirectory, *, resume: bool) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
 from rlinf.config.yaml_source import write_yaml
+
+_REFERENCE = re.compile(r"(\\*)\$\{")
 
 
 def to_data(config: BaseModel) -> dict[str, Any]:
@@ -26,9 +29,19 @@ def leaves(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
             yield f"{prefix}{name}", value
 
 
+def literal(value: Any) -> Any:
+    """Such data as a layer of a recipe: in it ``${`` is text, as ``\\${`` says, not a reference."""
+    if isinstance(value, Mapping):
+        return {name: literal(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [literal(inner) for inner in value]
+    # Of backslashes that stand before, half are read as such.
+    return _REFERENCE.sub(r"\1\1\\${", value) if isinstance(value, str) else value
+
+
 def to_yaml(config: BaseModel) -> str:
     """Return a config as a recipe that reads back equal."""
-    return write_yaml(to_data(config))
+    return write_yaml(literal(to_data(config)))
 
 
 def config_hash(config: BaseModel) -> str:

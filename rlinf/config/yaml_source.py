@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
@@ -13,6 +14,11 @@ from rlinf.errors import ConfigError
 
 _UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
 """Of PyYAML; of a number with thousands of digits; of thousands of brackets."""
+_TAG = "tag:yaml.org,2002:"
+_NO_NAMES = {f"{_TAG}bool": "true or false", f"{_TAG}null": "null", f"{_TAG}float": "a number"}
+"""Kinds of scalars that are no name of a key."""
+_Pair = tuple[yaml.Node, yaml.Node]
+_Written = Callable[[yaml.MappingNode], list[_Pair]]
 _Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 
@@ -28,6 +34,16 @@ class _RecipeLoader(yaml.SafeLoader):
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
         self.deep_construct = True  # refuses an anchor that holds itself
+        self._written: dict[yaml.MappingNode, list[_Pair]] = {}
+
+    def written(self, node: yaml.MappingNode) -> list[_Pair]:
+        """Keys and values as they stand there, ``<<`` among them."""
+        return self._written[node] if node in self._written else list(node.value)
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        """Put what ``<<`` names among the keys, where those that stand there go before it."""
+        self._written.setdefault(node, list(node.value))
+        super().flatten_mapping(node)
 
     def close(self) -> None:
         """Let go of what it reads."""
@@ -38,6 +54,13 @@ class _RecipeLoader(yaml.SafeLoader):
         for pair in node.value:
             plain = all(isinstance(part, yaml.ScalarNode) and part.style is None for part in pair)
             key, value = pair
+            if isinstance(key, yaml.ScalarNode) and key.tag in _NO_NAMES:
+                raise yaml.constructor.ConstructorError(
+                    None,
+                    None,
+                    f"the key `{key.value}` is {_NO_NAMES[key.tag]} to YAML; put it into quotes",
+                    key.start_mark,
+                )
             if plain and ":" in key.value and not value.value:
                 raise yaml.constructor.ConstructorError(
                     None,
@@ -59,11 +82,9 @@ for _kind, _pattern, _first in (
     ("float", _FLOAT, list("-+.0123456789")),
     ("merge", r"^<<$", ["<"]),
 ):
-    _tag = f"tag:yaml.org,2002:{_kind}"
+    _tag = f"{_TAG}{_kind}"
     _RecipeLoader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
-_RecipeLoader.add_constructor(
-    "tag:yaml.org,2002:int", lambda _, node: int(node.value.replace("_", ""))
-)
+_RecipeLoader.add_constructor(f"{_TAG}int", lambda _, node: int(node.value.replace("_", "")))
 
 
 class _RecipeDumper(yaml.SafeDumper):
@@ -83,7 +104,7 @@ def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
                 raise ConfigError(f"{where}: its top must be a mapping (key: value)")
             data = loader.construct_document(node)
             lines: dict[str, int] = {}
-            _note_lines(node, "", where, lines)
+            _note_lines(node, "", where, lines, loader.written)
             return data, lines
     except _UNREADABLE as error:
         raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
@@ -98,7 +119,7 @@ def read_value(text: str, where: str) -> Any:
             if node is None:
                 return None
             value = loader.construct_document(node)
-            _refuse_twice(node, where)
+            _refuse_twice(node, where, loader.written)
             return value
     except _UNREADABLE as error:
         raise ConfigError(
@@ -114,23 +135,31 @@ def write_yaml(data: Any) -> str:
     )
 
 
-def _refuse_twice(node: yaml.Node, where: str) -> None:
+def _refuse_twice(node: yaml.Node, where: str, written: _Written) -> None:
     """Refuse a key that is given twice in a mapping of a value: YAML would keep the last."""
     if isinstance(node, yaml.SequenceNode):
         for item in node.value:
-            _refuse_twice(item, where)
+            _refuse_twice(item, where, written)
     elif isinstance(node, yaml.MappingNode):
-        keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        pairs = written(node)
+        keys = Counter(key.value for key, _ in pairs if isinstance(key, yaml.ScalarNode))
         for key, count in keys.items():
             if count > 1:
                 raise ConfigError(f"{where}: `{key}` is given twice; keep one of them")
-        for _, value in node.value:
-            _refuse_twice(value, where)
+        for _, value in pairs:
+            _refuse_twice(value, where, written)
 
 
-def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str, int]) -> None:
-    for key_node, value_node in node.value:
+def _note_lines(
+    node: yaml.MappingNode, prefix: str, where: str, lines: dict[str, int], written: _Written
+) -> None:
+    merged: list[yaml.Node] = []
+    for key_node, value_node in written(node):
         if not isinstance(key_node, yaml.ScalarNode):
+            continue
+        if key_node.tag == f"{_TAG}merge":
+            several = isinstance(value_node, yaml.SequenceNode)
+            merged += value_node.value if several else [value_node]
             continue
         key = f"{prefix}{key_node.value}"
         line = key_node.start_mark.line + 1
@@ -141,12 +170,17 @@ def _note_lines(node: yaml.MappingNode, prefix: str, where: str, lines: dict[str
             )
         lines[key] = line
         if isinstance(value_node, yaml.MappingNode):
-            _note_lines(value_node, f"{key}.", where, lines)
+            _note_lines(value_node, f"{key}.", where, lines, written)
         elif isinstance(value_node, yaml.SequenceNode):
             for place, item in enumerate(value_node.value):
                 if isinstance(item, yaml.MappingNode):
                     lines[f"{key}.{place}"] = item.start_mark.line + 1
-                    _note_lines(item, f"{key}.{place}.", where, lines)
+                    _note_lines(item, f"{key}.{place}.", where, lines, written)
+    for section in merged:
+        if isinstance(section, yaml.MappingNode):
+            inherited: dict[str, int] = {}
+            _note_lines(section, prefix, where, inherited, written)
+            lines.update({key: line for key, line in inherited.items() if key not in lines})
 
 
 def _one_line(error: Exception) -> str:

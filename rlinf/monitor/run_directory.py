@@ -257,10 +257,16 @@ def _check_writable(path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
+def _elsewhere(path: Path) -> str:
+    """What helps where a directory takes no more."""
+    if (path / CONFIG_FILE).exists():
+        return "Make room, or let it be written, or go on with a copy of it elsewhere"
+    return "Give another one with --run-dir or runner.output_dir"
+
+
 def _unwritable(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"The run directory {path} cannot be written ({error.strerror}). "
-        "Give another one with --run-dir or runner.output_dir"
+        f"The run directory {path} cannot be written ({error.strerror}). " + _elsewhere(path)
     )
 
 

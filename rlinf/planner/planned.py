@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 
-from rlinf.config.dump import to_data
+from rlinf.config.dump import literal, to_data
 from rlinf.config.load import with_overrides
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
@@ -53,7 +53,7 @@ def changed(config: PlacedConfig, overrides: Sequence[str]) -> PlacedConfig:
     if any(text.startswith("cluster.component_placement=") for text in overrides):
         dropped = PLACING if config.auto_plan is None else PLACING[:2]
         data["cluster"] = {k: v for k, v in data["cluster"].items() if k not in dropped}
-    recipe = with_overrides("a trial", data, overrides)
+    recipe = with_overrides("a trial", literal(data), overrides)
     return validate(type(config), recipe.data, recipe)
 
 
@@ -135,7 +135,7 @@ def placed_by(
     if section:
         data[section].pop(key)
     machine = [] if cluster is None else cluster_overrides(config, cluster)
-    recipe = with_overrides("a plan", data, machine)
+    recipe = with_overrides("a plan", literal(data), machine)
     recipe.data["cluster"]["plan"] = plan
     return validate(type(config), recipe.data, recipe)
 

@@ -82,6 +82,8 @@ def test_an_edited_configuration_is_compared_with_what_the_run_began_with(
     file.write_text(text.replace("total_steps: 1", "total_steps: 2"), encoding="utf-8")
     assert main(["resume", str(run)]) == 0
     assert json.loads((run / "origin.json").read_bytes())["config"]["runner"]["total_steps"] == 2
+    assert main(["resume", str(run), f"runner.output_dir={tmp_path}/elsewhere"]) == 2
+    assert f"stays in its directory, {run}; to go on elsewhere" in capsys.readouterr().err
 
 
 def test_episodes_may_be_moved_and_not_changed(

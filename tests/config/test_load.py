@@ -6,8 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from rlinf.config import load
+from rlinf.config.dump import to_data, to_yaml
 from rlinf.config.load import find_recipe, load_recipe, recipe_names
 from rlinf.errors import ConfigError
 
@@ -132,6 +134,26 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
     assert load_recipe("mine.yaml", ["a=4"]).data == {"a": 4, "b": {"c": 4}}
 
 
+def test_a_section_takes_what_another_says_and_changes_some_of_it(folder: Path) -> None:
+    write(folder / "r.yaml", "a: &a\n  x: 1\n  y: {z: 2}\nb:\n  <<: *a\n  x: 3\n")
+    loaded = load_recipe("r.yaml", ["c={<<: {d: 1}, d: 2}"])
+    assert loaded.data["b"] == {"x": 3, "y": {"z": 2}}
+    assert loaded.data["c"] == {"d": 2}
+    assert [str(loaded.source_of(f"b.{key}"))[-6:] for key in ("x", "y.z")] == ["line 6", "line 3"]
+
+
+@pytest.mark.parametrize("text", ["${seed}", r"\${seed} a\\${b:c}\d\\", "${", "$x", "a: 'b'"])
+def test_a_config_that_is_written_reads_back_equal(folder: Path, text: str) -> None:
+    class Config(BaseModel):
+        seed: int = 3
+        text: str
+        several: list[dict[str, str]]
+
+    config = Config(text=text, several=[{"x": text}])
+    write(folder / "r.yaml", to_yaml(config))
+    assert load_recipe("r.yaml").data == to_data(config)
+
+
 @pytest.mark.parametrize(
     ("files", "arguments", "parts"),
     [
@@ -141,6 +163,13 @@ def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
         ({"in/mine.yaml": "a: 1\n"}, ["in/mien.yml"], ["did you mean the file `in/mine.yaml`?"]),
         ({"r.yaml": "a: 1\na: 2\n"}, ["r.yaml"], ["r.yaml line 2", "`a` is given twice"]),
         ({"r.yaml": "a:\n  b: 1\n  b: 2\n"}, ["r.yaml"], ["line 3", "`a.b` is given twice"]),
+        (
+            {"r.yaml": "b:\n  <<: {c: 1}\n  d: 2\n  d: 3\n"},
+            ["r.yaml"],
+            ["line 4", "`b.d` is given"],
+        ),
+        ({"r.yaml": "a: {true: 8}\n"}, ["r.yaml"], ["the key `true` is true or false", "quotes"]),
+        ({"r.yaml": "a:\n  ~: 8\n"}, ["r.yaml"], ["the key `~` is null to YAML", "(line 2)"]),
         ({"r.yaml": "a: [1\n"}, ["r.yaml"], ["r.yaml", "not readable as YAML"]),
         ({"r.yaml": "\tb: 1\n"}, ["r.yaml"], ["r.yaml", "a tab in line 1", "by spaces"]),
         ({"r.yaml": "a:\n\tb: 1\n"}, ["r.yaml"], ["r.yaml", "a tab in line 2", "by spaces"]),

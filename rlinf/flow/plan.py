@@ -14,6 +14,7 @@ defaulted. As a file::
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -135,6 +136,11 @@ class ComponentPlan(StrictModel):
             return self.spread[rank]
         first = rank * len(self.devices) // self.processes
         return self.devices[first : first + self.devices_per_process]
+
+    def processes_by_device(self) -> Counter[int]:
+        """How many processes each device has."""
+        ranks = range(self.processes)
+        return Counter(device for rank in ranks for device in self.of_process(rank))
 
     @property
     def placement(self) -> str:

@@ -235,8 +235,8 @@ class StepRecorder:
     def _profile(self, name: str, taken: list[ComponentSample]) -> ComponentProfile:
         plan, costs = self.plan.components[name], [sample.cost for sample in taken]
         low, middle, high = np.percentile([sample.seconds for sample in taken], [25, 50, 75])
-        # Where one device has several workers, what they hold adds up on it.
-        per_device = max(1, plan.processes // len(plan.devices))
+        # Where a device has several workers, what they hold adds up; the fullest device counts.
+        most = max(plan.processes_by_device().values())
         peak, resident = self._held.get(name, (0, 0))
         onload = [cost.onload_seconds for cost in costs if cost.switched]
         offload = [cost.offload_seconds for cost in costs if cost.switched]
@@ -251,7 +251,7 @@ class StepRecorder:
             seconds=max(float(middle), 1e-9),
             closing_seconds=clipped_median(cost.closing_seconds for cost in costs),
             spread=float(high - low),
-            peak_bytes=per_device * peak,
+            peak_bytes=most * peak,
             samples=len(taken),
             device_kind=self.device_kinds.get(name, ""),
             origin=self.origin,
@@ -260,7 +260,7 @@ class StepRecorder:
             measurements=(measurement,),
             onload_seconds=clipped_median(onload) if onload else None,
             offload_seconds=clipped_median(offload) if offload else None,
-            resident_bytes=per_device * resident,
+            resident_bytes=most * resident,
             transfer_seconds_per_item=transfer,
             concurrent=concurrent,
             first_result_share=clipped_median(shares),

@@ -248,9 +248,9 @@ def _held(config: PlacedConfig, flow: Flow, report: StepReport, device: int) -> 
         if device in plan.devices:
             labels = [stage.label for _, stage in flow.stages() if stage.component == name]
             costs = [stage.cost for label in labels for stage in report.stages[label]]
-            each = max(1, plan.processes // len(plan.devices))
-            resting = 0 if plan.residency == "offload" else each
-            at_work[name] = each * max(cost.peak_bytes for cost in costs)
+            count = plan.processes_by_device()[device]
+            resting = 0 if plan.residency == "offload" else count
+            at_work[name] = count * max(cost.peak_bytes for cost in costs)
             at_rest[name] = resting * max(cost.resident_bytes for cost in costs)
     return max(
         sum(held if name in node.components else at_rest[name] for name, held in at_work.items())

@@ -149,6 +149,13 @@ def test_memory_of_workers_on_one_device_adds_up() -> None:
     assert profiles["actor"].resident_bytes == 2
 
 
+def test_memory_is_that_of_the_device_with_the_most_workers() -> None:
+    uneven = ComponentPlan.model_validate({"devices": "0:0-2,1:3"})
+    taken = recorder(env=uneven, actor=ComponentPlan(devices=(0, 1), processes=2))
+    taken.observe(step(1.0, 0.5, 2.0))
+    assert taken.profiles()["env"].measurements[0].peak_bytes == 300
+
+
 def test_handing_over_counts_per_item_of_a_process() -> None:
     taken = recorder()
     taken.observe(step(1.0, 0.5, 2.0))

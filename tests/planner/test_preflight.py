@@ -150,6 +150,19 @@ def test_a_device_holds_what_works_and_what_rests_beside_it(
     assert report.excess == pytest.approx(1.0)
 
 
+def test_a_device_holds_the_processes_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
+    config = support.small_config(
+        tmp_path, "cluster.cpu_devices_per_node=2", "env.num_envs=8",
+        "cluster.component_placement={env: '0:0-2,1:3', 'rollout,actor': '0'}",
+    )  # fmt: skip
+    first, second = preflight.device_peaks(config, Embodied.flow(config), *_found())
+    assert first.peak == 3 * 4 + 30 + 70  # environments and policy rest while the actor trains
+    assert second.peak == 5
+
+
 def test_processes_belong_to_the_workers_that_started_them() -> None:
     def process(pid: int, parent: int, peak: int, *command: str) -> ProcessMemory:
         return ProcessMemory(pid, parent, command, peak, peak)

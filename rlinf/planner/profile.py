@@ -137,14 +137,26 @@ class Fingerprints(StrictModel):
     def differences(self, profile: Fingerprints) -> tuple[str, ...]:
         """Say what a profile was measured on that is different here; empty where nothing is."""
         found: list[tuple[str, Any, Any]] = []
-        for name in ("hardware", "model", "config"):
+        for name in ("model", "config"):
             own, theirs = getattr(self, name), getattr(profile, name)
             if own != theirs:
                 found += self._other_keys(profile, name) or [(name, own, theirs)]
-        return tuple(
+        others = tuple(
             f"{name} is {show(own)}, the profile was measured with {show(theirs)}"
             for name, own, theirs in found
         )
+        same_machine = self.hardware == profile.hardware
+        return others if same_machine else (self._other_machine(profile.hardware), *others)
+
+    def _other_machine(self, theirs: str) -> str:
+        """Say which parts of the machine are different, whole: names may differ at their end."""
+        here, there = self.hardware.split(", "), theirs.split(", ")
+        own = ", ".join(part for part in here if part not in there)
+        other = ", ".join(part for part in there if part not in here)
+        if not own:
+            return f"hardware is without '{other}', the profile was measured with it"
+        measured = f"with '{other}'" if other else "without"
+        return f"hardware is '{own}', the profile was measured {measured}"
 
     def _other_keys(self, profile: Fingerprints, part: str) -> list[tuple[str, Any, Any]]:
         """Keys of the model, or of the config without it, with both values."""

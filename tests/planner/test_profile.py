@@ -47,6 +47,26 @@ def test_a_profile_of_something_else_says_what_differs():
     assert other.differences(known) == ("actor.update_epoch is 1, the profile was measured with 4",)
 
 
+MACHINE = "AMD EPYC 7763 64-Core Processor, 128 cores, 1007 GiB, 8 devices, torch 2.13.0+cpu"
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "told"),
+    [
+        ("mujoco 3.9.0", "mujoco 3.3.1", "is 'mujoco 3.9.0', the profile was measured with 'muj"),
+        ("4x NVIDIA", "8x NVIDIA, a 1", "is '4x NVIDIA', the profile was measured with '8x NVI"),
+        ("x, mujoco 3.9.0", "x", "is 'mujoco 3.9.0', the profile was measured without"),
+        ("x", "x, mujoco 3.3.1", "is without 'mujoco 3.3.1', the profile was measured with it"),
+    ],
+)
+def test_of_another_machine_only_what_differs_is_said(here, there, told):
+    own = Fingerprints(hardware=f"{MACHINE}, {here}", model="1.5B", config="abc")
+    other = PROFILE.model_copy(update={"hardware": f"{MACHINE}, {there}"})
+    [difference] = own.differences(other)
+    assert difference.startswith(f"hardware {told}")
+    assert "AMD" not in difference
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

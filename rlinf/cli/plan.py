@@ -84,6 +84,7 @@ def plan(
         raise ConfigError(told, key="cluster.net_emulation")
     alone = not (measure or profile or cluster or steps or lengths or timeline or save)
     _check_together(measure=measure, profile=profile, memory=memory, alone=alone, limit=limit)
+    _check_apart(save, timeline)
     given = None if profile is None else _read_profile(profile)
     bytes_there = None if limit is None else _bytes(limit)
     shape = None if cluster is None else parse_cluster_shape(cluster)
@@ -110,6 +111,15 @@ def _check_together(
         raise ConfigError("--measure and --profile exclude each other: one makes what one reads")
     if memory and not alone:
         raise ConfigError("--memory runs the recipe as it is placed; give it alone")
+
+
+def _check_apart(save: Path | None, timeline: Path | None) -> None:
+    """Refuse one file for both, of which the later one would take the place of the other."""
+    if save is not None and timeline is not None and save.resolve() == timeline.resolve():
+        raise ConfigError(
+            f"--save and --timeline both name '{save}', where only one of them can be; give each "
+            "a file of its own, such as plan.yaml and timeline.json"
+        )
 
 
 def _bytes(text: str) -> int:

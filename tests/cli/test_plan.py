@@ -378,6 +378,7 @@ def test_what_was_measured_is_planned_with_also_where_it_cannot_be_kept(
         (["--profile", "nothing.json"], "profile 'nothing.json' cannot be read"),
         (["--profile", "."], "is a directory; give a file, such as profile.json of a run"),
         (["--measure", "--profile", "a.json"], "exclude each other"),
+        (["--save", "a.json", "--timeline", "./a.json"], "--save and --timeline both name"),
         (["--limit", "4G"], "no effect without --memory"),
         (["--memory", "--limit", "much"], "no amount of memory; write 512M or 8G"),
         (["--memory", "--measure"], "give it alone"),

@@ -233,10 +233,12 @@ def _needed(recipe: str, overrides: list[str]) -> list[str]:
     """Overrides without those that others behind them cancel."""
     wanted, needed = load_recipe(recipe, overrides).data, overrides
     for one in overrides:
-        # What is dropped goes with what set it.
-        key = one.removeprefix("~").partition("=")[0]
-        own = [other for other in needed if re.match(rf"{re.escape(key)}[.=]", other)]
-        fewer = [other for other in needed if other not in {one, *(own if one[0] == "~" else ())}]
+        without = {one}
+        if one[0] == "~" and one in needed:
+            # What is dropped goes with what set it, which stands before.
+            own = re.compile(rf"{re.escape(one[1:])}[.=]")
+            without |= set(filter(own.match, needed[: needed.index(one)]))
+        fewer = [other for other in needed if other not in without]
         try:
             if load_recipe(recipe, fewer).data == wanted:
                 needed = fewer

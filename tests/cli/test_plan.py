@@ -155,6 +155,24 @@ def test_the_command_of_a_plan_repeats_nothing_that_it_replaces(
     assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
 
 
+@pytest.mark.parametrize("given", ["auto", "{auto: {steps: 2}}"])
+def test_the_command_of_a_plan_has_it_instead_of_the_one_that_was_given(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], given: str
+) -> None:
+    profile_of(tmp_path).save(tmp_path / "profile.json")
+    recipe, words = str(write_recipe(tmp_path)), ["--profile", str(tmp_path / "profile.json")]
+    assert main(["plan", recipe, SLOTS, f"cluster.plan={given}", *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    slots, plan = shlex.split(command)[5:]
+    assert slots == SLOTS
+    assert plan.startswith('cluster.plan={"components": ')
+    # A section of the file is dropped, as the plan would be merged into it.
+    Path(recipe).write_text(Path(recipe).read_text() + "\ncluster: {plan: {auto: {steps: 2}}}\n")
+    assert main(["plan", recipe, SLOTS, f"cluster.plan={given}", *words]) == 0
+    [command] = [line for line in capsys.readouterr().out.splitlines() if "run it: " in line]
+    assert shlex.split(command)[5:] == [SLOTS, "~cluster.plan", plan]
+
+
 def test_a_saved_plan_is_what_a_run_is_under(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

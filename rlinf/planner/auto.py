@@ -132,6 +132,7 @@ class AutoPlanner:
         self._waiting: deque[tuple[str, PlacedConfig]] = deque()
         self._phase: Literal["measure", "try", "watch"] = "measure"
         self._profile: Profile | None = None
+        self._overlap_factor = 1.0
         self._recent: deque[float] = deque(maxlen=policy.window)
         self._accepted: float | None = None
 
@@ -140,6 +141,8 @@ class AutoPlanner:
         self._step = step
         self._decide("start", "the placement of the recipe", plan=self._setting.config.plan)
         known, _ = usable_profile(self._setting.config)
+        if known is not None:
+            self._overlap_factor = known.overlap_factor
         self._measure(known)
 
     def after_step(self, step: int, report: StepReport, seconds: float) -> None:
@@ -219,16 +222,27 @@ class AutoPlanner:
             self._try(config, found, best)
 
     def _keep_costs(self) -> Profile:
-        """Everything that is known of the costs, written for the page and for later runs."""
+        """Everything that is known of the costs, written for the page and for later runs.
+
+        What components take that work at the same time is more than each takes alone: it counts
+        here, for sizes of which nothing else is known, and is not kept.
+        """
         config, before = self._setting.config, self._profile
-        components = merged(setting.recorder.profiles() for setting in self._measured)
-        beside = overhead([setting.recorder.overhead for setting in self._measured], before)
+        recorders = [setting.recorder for setting in self._measured]
+        alone = [recorder for recorder in recorders if not recorder.overhead.runs_ahead]
+        components = merged(recorder.profiles() for recorder in alone)
+        beside = overhead([recorder.overhead for recorder in alone or recorders], before)
         if before is not None:
             components = renewed(before.components, components)
-        profile = fingerprints(config).profile(components, beside)
+        factor = {"overlap_factor": self._overlap_factor}
+        kept = fingerprints(config).profile(components, beside).model_copy(update=factor)
+        ahead = merged(recorder.profiles() for recorder in recorders if recorder not in alone)
+        every = {"components": merged([ahead, components])}
+        profile = kept.model_copy(update=every)
         try:
             profile.save(self._directory / PROFILE_FILE)
-            keep_profile(profile, config.task)
+            if alone:
+                keep_profile(kept, config.task)
         except OSError as error:  # a full disk is no reason to stop training
             log.warning("the profile was not written: %s", error.strerror)
         return profile

@@ -73,12 +73,22 @@ class OverheadRecorder:
                 idle = passed[node.name] - work[node.name]
                 per_exchange = idle / self.exchanges.get(node.name, 1)
                 self.loops[self._loop(node)].append(per_exchange)
-        takes_turns = not self.staleness and all(
-            self.plan.overlap(one.components, other.components) for one in nodes for other in nodes
-        )
-        if seconds is not None and takes_turns:
+        if seconds is not None and not self.staleness and self._nodes_share:
             both = sum(passed[n.name] if n.is_loop else work[n.name] for n in nodes)
             self.driver.append(seconds - report.begin_seconds - both)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether nodes work at the same time, on different steps: then each takes longer."""
+        return self.staleness > 0 and not self._nodes_share
+
+    @property
+    def _nodes_share(self) -> bool:
+        """Whether every two nodes have a device in common, so that all take turns."""
+        nodes = self.flow.nodes
+        return all(
+            self.plan.overlap(one.components, other.components) for one in nodes for other in nodes
+        )
 
     @property
     def divides_a_loop(self) -> bool:
@@ -311,7 +321,7 @@ def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
             kept = _pooled(known, measurement) if equal == "pooled" else measurement
             kept = kept.model_copy(update={"peak_bytes": peak})
         by_size[measurement.size] = kept
-    last = parts[-1]
+    last, laws = parts[-1], [part.scaling for part in parts if part.scaling is not None]
     onload = [p.onload_seconds for p in parts if p.onload_seconds is not None]
     offload = [p.offload_seconds for p in parts if p.offload_seconds is not None]
     return ComponentProfile(
@@ -322,7 +332,7 @@ def _merged(parts: list[ComponentProfile], equal: Equal) -> ComponentProfile:
         transfer_seconds_per_item=clipped_median(part.transfer_seconds_per_item for part in parts),
         concurrent=last.concurrent,
         first_result_share=clipped_median(part.first_result_share for part in parts),
-        scaling=last.scaling,
+        scaling=laws[-1] if laws else None,
     )
 
 

@@ -20,7 +20,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner import auto as auto_plan
 from rlinf.planner import kept_profiles, planned
 from rlinf.planner.measure import PROFILE_FILE
-from rlinf.planner.profile import ComponentProfile, Measurement, Profile
+from rlinf.planner.profile import ComponentProfile, Measurement, Profile, ScalingLaw
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.groups import Groups
@@ -30,6 +30,10 @@ from tests.runners.support import assert_equal_runs, small_config
 
 SPLIT = ("rollout.block_size=4", "cluster.cpu_devices_per_node=2", "runner.total_env_steps=3072")
 AUTO = "cluster.plan={auto: {steps: 1, least_gain: 0.0}}"
+AHEAD = (
+    "rollout.max_staleness=1", "cluster.plan={auto: {steps: 2, least_gain: 0.9}}",
+    "cluster.component_placement={'env,rollout': '0', actor: '1'}",
+)  # fmt: skip
 
 Times = dict[str, dict[int, float]]
 """Seconds of each component by its number of devices."""
@@ -309,6 +313,47 @@ def test_a_decision_says_what_its_prediction_assumes(tmp_path: Path, report: Any
     [_, switch] = read_decisions(tmp_path / "run")
     assert switch.what == "switch"
     assert "(not measured: env: 8 items from 4 on 2 devices;" in switch.reason
+
+
+@pytest.mark.parametrize("actor", [0, 1], ids=["in turns", "at the same time"])
+def test_what_components_took_at_the_same_time_is_not_kept(
+    tmp_path: Path, report: Any, actor: int
+) -> None:
+    law = ScalingLaw(lowest=1, highest=64, origin="a test")
+    keep_a_profile(tmp_path, FAST)
+    known, _ = kept_profiles.usable_profile(small_config(tmp_path, *SPLIT))
+    assert known is not None
+    parts = {n: part.model_copy(update={"scaling": law}) for n, part in known.components.items()}
+    known = known.model_copy(update={"overlap_factor": 1.5, "components": parts})
+    kept_profiles.keep_profile(known, "embodied")
+
+    ahead = (*AHEAD, f"cluster.component_placement={{'env,rollout': '0', actor: '{actor}'}}")
+    found = planner(tmp_path, _Switches(), *ahead)
+    config = small_config(tmp_path, *SPLIT, *ahead)
+    slower = {name: 3 * seconds for name, seconds in under(config, FAST).items()}
+    run_steps(found, timed(report, slower), 1, [18.0] * 5)
+    assert kinds(read_decisions(tmp_path / "run"))[-1] == "stay"
+    kept, _ = kept_profiles.usable_profile(small_config(tmp_path, *SPLIT))
+    assert kept is not None
+    for profile in (kept, Profile.load(tmp_path / "run" / PROFILE_FILE)):
+        assert profile.overlap_factor == 1.5
+        for name, part in profile.components.items():
+            assert part.scaling == law
+            [alone] = [m for m in part.measurements if m.devices == 1]
+            assert alone.seconds == pytest.approx((1 if actor else 3) * FAST[name][1])
+
+
+def test_a_run_ahead_of_which_nothing_is_known_plans_by_what_it_sees(
+    tmp_path: Path, report: Any
+) -> None:
+    config = small_config(tmp_path, *SPLIT, *AHEAD)
+    found = planner(tmp_path, _Switches(), *AHEAD)
+    found._waiting.clear()  # no trial takes turns
+    run_steps(found, timed(report, under(config, FAST)), 1, [6.0] * 5)
+    assert kinds(read_decisions(tmp_path / "run"))[-1] == "stay"
+    seen = Profile.load(tmp_path / "run" / PROFILE_FILE)
+    assert seen.components["env"].measurements[0].seconds == pytest.approx(4.0)
+    assert kept_profiles.usable_profile(config)[0] is None
 
 
 class _Machine:

@@ -6,6 +6,7 @@ import math
 import re
 import string
 import textwrap
+from bisect import bisect
 from decimal import Decimal
 from typing import Any, ClassVar, Literal, Self
 
@@ -18,24 +19,25 @@ _BOXED = re.compile(r"\\f?boxed\s*\{")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 """Braces, and what a backslash stands before, as that is no brace that groups."""
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
-_FENCED = re.compile(
-    r"^([ \t]*)(`{3,}|~{3,})([^\n`]*)\n(.*?)^\1\2[`~]*[ \t]*$", re.DOTALL | re.MULTILINE
-)
-"""A block whose fences are alike: what is indented further, as in a docstring, ends none."""
+_OPENING = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
+_CLOSING = re.compile(r"([ \t]*)([`~]{3,})[ \t]*")
 _LOOSE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _SIGNS = str.maketrans({"−": "-", "“": '"', "”": '"', "‘": "'", "’": "'"})
-_SIGNED = re.compile(r"(?<![\w)\]}])-\s*\$?\s*(?=\.?\d)")
+_SIGNED = re.compile(r"(?<![\w)\]}])-\s*(?:\$\s*)?(?=\.?\d)")
 _OPERATOR = re.compile(r"(?<=[\w)])\s*([<>=])\s*(?=[\w\\(.-])")
 _LISTED = re.compile(r"(?<=\d),(?=-?\.?\d)(?!\d{3}(?!\d))")
 _ARTICLES = re.compile(r"\b(?:an|the)\b|\ba\b(?=\s+\w\w)", re.IGNORECASE)
 """``A`` before a single letter is an answer beside another one."""
 _MARKS = re.compile(
     r"(?<=\d),(?=\d{3}(?!\d))"  # of thousands
+    r"|(?<![\w+])\++"  # all at once, as each would be kept for the one before it
     r"|(?!(?<=\d)[.,/:*^-]\d)(?!(?<!\w)-\.?\d)(?!(?<!\w)\.\d)"
     r"(?!(?<=\d),\s+-?\.?\d)(?!(?<=[\w+])\+)(?!(?<!\w)-[a-z√\\(])(?!(?<=[\w)])[<>=][\w\\(.-])"
     rf"[{re.escape(string.punctuation)}]"
 )
 """Punctuation that is no part of a number, a list of those, or a relation."""
+_PASSES = 8
+"""Marks that a mark belongs to are gone after fewer; more would be work that a model decides on."""
 _TOO_MANY_TAGS = 0.25
 
 
@@ -71,10 +73,39 @@ def last_line(text: str) -> str | None:
 
 def code_block(text: str) -> str | None:
     """The last fenced block of Python, or without one the last fenced block of any kind."""
-    blocks = [(kind, code) for _, _, kind, code in _FENCED.findall(text)] or _LOOSE.findall(text)
+    blocks = _fenced(text) or _LOOSE.findall(text)
     python = [code for kind, code in blocks if kind.strip().lower() in ("python", "py", "python3")]
     found = next(reversed(python or [code for _, code in blocks]), None)
     return None if found is None else textwrap.dedent(found)
+
+
+def _fenced(text: str) -> list[tuple[str, str]]:
+    """What stands behind the first fence of each block, and what between its fences.
+
+    These are alike: what is indented further, as in a docstring, ends none. Looks at a line once,
+    not once for each fence above it, as a model may write thousands that it never closes.
+    """
+    lines = text.split("\n")
+    ends: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines):
+        if mark := _CLOSING.fullmatch(line):
+            ends.setdefault(mark[1], []).append((number, mark[2]))
+    alike: dict[tuple[str, str], list[int]] = {}
+    blocks, behind = [], 0
+    for number, line in enumerate(lines):
+        mark = _OPENING.fullmatch(line)
+        if mark is None or number < behind:
+            continue
+        indent, fence, info = mark.groups()
+        if (indent, fence) not in alike:
+            found = [end for end, run in ends.get(indent, ()) if run.startswith(fence)]
+            alike[indent, fence] = found
+        later = alike[indent, fence]
+        if (place := bisect(later, number)) < len(later):
+            code = "".join(f"{each}\n" for each in lines[number + 1 : later[place]])
+            blocks.append((info, code))
+            behind = later[place] + 1
+    return blocks
 
 
 def references(answer: object) -> list[str]:
@@ -110,9 +141,10 @@ def normalize(
     if lower:
         text = text.lower()
     if strip_punctuation:
-        bare = _unless_empty(_without_marks(text), text)
-        while bare != text:  # a mark may have belonged to one that is gone
-            text, bare = bare, _unless_empty(_without_marks(bare), bare)
+        for _ in range(_PASSES):  # a mark may have belonged to one that is gone
+            before, text = text, _unless_empty(_without_marks(text), text)
+            if text == before:
+                break
     if strip_articles:
         text = _unless_empty(_ARTICLES.sub(" ", text), text)
     if strip_whitespace:

@@ -237,6 +237,16 @@ def test_normalising_twice_changes_nothing_more(text):
     assert normalize(once, lower=False, strip_articles=False) == once
 
 
+@pytest.mark.parametrize(
+    "text",
+    [" + " + "+" * 20_000, "-" + " " * 60_000, "5" + "!" * 20_000, "- " * 20_000, "_+" * 20_000],
+)
+def test_an_answer_of_marks_takes_no_time(text):
+    begun = time.process_time()
+    assert ExactMatchConfig().build()(sample(f"<answer>{text}</answer>", "Paris")) == 0.0
+    assert time.process_time() - begun < 5
+
+
 GOOD = "<think>one and one</think>\n<answer>2</answer>"
 
 
@@ -331,6 +341,13 @@ def test_a_box_gives_back_what_was_put_in(text):
 )
 def test_code_block(text, found):
     assert code_block(text) == found
+
+
+@pytest.mark.parametrize("line", ["```python\n", "~~~~\n", "```python\n    ```\n"])
+def test_fences_that_are_never_closed_take_no_time(line):
+    begun = time.process_time()
+    code_block(line * 20_000)
+    assert time.process_time() - begun < 5
 
 
 def test_references_become_text():

@@ -24,18 +24,25 @@ _CLOSING = re.compile(r"([ \t]*)([`~]{3,})[ \t]*")
 _LOOSE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _SIGNS = str.maketrans({"−": "-", "“": '"', "”": '"', "‘": "'", "’": "'"})
 _SIGNED = re.compile(r"(?<![\w)\]}])-\s*(?:\$\s*)?(?=\.?\d)")
-_OPERATOR = re.compile(r"(?<=[\w)])\s*([<>=])\s*(?=[\w\\(.-])")
-_LISTED = re.compile(r"(?<=\d),(?=-?\.?\d)(?!\d{3}(?!\d))")
+_RELATIONS = {"<=": "≤", ">=": "≥", "!=": "≠", "==": "⩵"}
+_RELATION = re.compile(
+    r"(?<!\s)\s*(?:(?<![<>=!])[<>!]=(?![<>=])|[≤≥≠])\s*|(?<=[\w)])\s*==\s*(?=[\w\\(.-])"
+)
+"""One of two marks becomes one sign, which is no punctuation; ``== Title ==`` has none."""
+_OPERATOR = re.compile(r"(?:(?<=[\w)])|(?<=\d!))\s*([<>=])\s*(?=[\w\\(.-])")
+_FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=\d)")
+_LISTED = re.compile(r"(?<=\w),(?=-?\.?\w)(?!(?<=\d,)\d{3}(?!\d))")
 _ARTICLES = re.compile(r"\b(?:an|the)\b|\ba\b(?=\s+\w\w)", re.IGNORECASE)
 """``A`` before a single letter is an answer beside another one."""
 _MARKS = re.compile(
     r"(?<=\d),(?=\d{3}(?!\d))"  # of thousands
-    r"|(?<![\w+])\++"  # all at once, as each would be kept for the one before it
-    r"|(?!(?<=\d)[.,/:*^-]\d)(?!(?<!\w)-\.?\d)(?!(?<!\w)\.\d)"
-    r"(?!(?<=\d),\s+-?\.?\d)(?!(?<=[\w+])\+)(?!(?<!\w)-[a-z√\\(])(?!(?<=[\w)])[<>=][\w\\(.-])"
+    r"|(?<![\w+])\++|(?<![\d!])!+"  # at once, as each would be kept for the one before it
+    r"|(?!(?<=\d)[.,/:*^-]\d)(?!(?<!\w)-\.?\d)(?!(?<!\w)\.\d)(?!(?<=\d[eE])-\d)"
+    r"(?!(?<=\d),\s+-?\.?\d)(?!(?<=[\w+])\+)(?!(?<=[\d!])!)(?!(?<!\w)-[a-z√\\(])"
+    r"(?!(?:(?<=[\w)])|(?<=\d!))[<>=][\w\\(.-])"
     rf"[{re.escape(string.punctuation)}]"
 )
-"""Punctuation that is no part of a number, a list of those, or a relation."""
+"""Punctuation that is no part of a number, a list of those, a factorial, or a relation."""
 _PASSES = 8
 """Marks that a mark belongs to are gone after fewer; more would be work that a model decides on."""
 _TOO_MANY_TAGS = 0.25
@@ -134,9 +141,9 @@ def normalize(
 ) -> str:
     """A text without what two equal answers may differ in (Rajpurkar et al. 2016, SQuAD).
 
-    Other than there, marks that belong to a number stay (a sign, a point, a fraction bar, but no
-    comma before three digits), and a step that would leave nothing is left out: an answer of
-    nothing is none, and ``A`` is one.
+    Other than there, relations and marks that belong to a number stay (a sign, a point, a fraction
+    bar, a factorial, but no comma before three digits), and a step that would leave nothing is left
+    out: an answer of nothing is none, and ``A`` is one.
     """
     if lower:
         text = text.lower()
@@ -153,8 +160,14 @@ def normalize(
 
 
 def _without_marks(text: str) -> str:
-    text = _LISTED.sub(", ", _OPERATOR.sub(r"\1", _SIGNED.sub("-", text.translate(_SIGNS))))
-    return _MARKS.sub("", text)
+    text = _RELATION.sub(_as_one_sign, _SIGNED.sub("-", text.translate(_SIGNS)))
+    text = _FRACTION.sub("/", _OPERATOR.sub(r"\1", text))
+    return _MARKS.sub("", _LISTED.sub(", ", text))
+
+
+def _as_one_sign(relation: re.Match[str]) -> str:
+    marks = relation[0].strip()
+    return _RELATIONS.get(marks, marks)
 
 
 def _unless_empty(text: str, instead: str) -> str:

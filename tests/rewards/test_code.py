@@ -154,6 +154,18 @@ def test_verdicts_are_not_counted_as_output_of_the_program(body, value):
     assert reward(sample(program, {"asserts": ["assert add(1, 2) == 3"] * 100})) == value
 
 
+def test_numbers_of_many_digits_are_values_like_others(fraction):
+    """Python writes and reads none of over 4300 of them without being told to."""
+    program = "def power(n): return -(10**n)\ndef last(n): return n % 7"
+    asserts = [
+        "assert power(5000) == -(10**5000)",
+        "assert last(10**5000) == pow(10, 5000, 7)",
+        "from fractions import Fraction as F\nassert last(F(7, 10**5000)) == F(7, 10**5000)",
+        "assert power(1) == -10",
+    ]
+    assert fraction(sample(program, {"asserts": asserts})) == 1.0
+
+
 def test_setup_and_entry_point(reward):
     answer = {
         "setup": "def check(candidate):\n    assert candidate(1, 2) == 3",
@@ -330,6 +342,7 @@ def test_programs_in_the_pool():
 PLAIN = st.recursive(
     st.one_of(
         st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False), st.text(),
+        st.integers(-(2**200), 2**200),
         st.binary(), st.complex_numbers(allow_nan=False), st.fractions(),
         st.decimals(allow_nan=False),
     ),

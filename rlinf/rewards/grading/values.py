@@ -14,8 +14,12 @@ from typing import Any, BinaryIO
 MAX_LINE = 16 * 2**20
 """Bytes of one message; a longer one counts as the end of the conversation."""
 
+_PLAIN_BITS = 64
+"""A whole number of more goes in hexadecimal: Python refuses to write or read one of over 4300
+decimal digits, and takes time by the square of their number."""
+
 _SCALARS: tuple[tuple[type, Callable[[Any], Any]], ...] = (
-    (int, int.__int__),
+    (int, lambda value: _whole(int.__int__(value))),
     (float, float.__float__),
     (str, str.__str__),
 )
@@ -23,7 +27,7 @@ _FORMS: tuple[tuple[type, str, Callable[[Any], Any]], ...] = (
     (bytes, "bytes", bytes.hex),
     (complex, "complex", lambda value: [value.real, value.imag]),
     (Decimal, "decimal", str),
-    (Fraction, "fraction", str),
+    (Fraction, "fraction", lambda value: f"{value.numerator:x}/{value.denominator:x}"),
 )
 _SEQUENCES: tuple[tuple[Any, str], ...] = (
     (list, "list"),
@@ -34,7 +38,8 @@ _SEQUENCES: tuple[tuple[Any, str], ...] = (
 _FROM_TEXT: dict[str, Callable[[Any], Any]] = {
     "bytes": bytes.fromhex,
     "decimal": Decimal,
-    "fraction": Fraction,
+    "fraction": lambda text: Fraction(*(int(part, 16) for part in text.split("/"))),
+    "whole": lambda text: int(text, 16),
 }
 
 
@@ -63,6 +68,10 @@ def encode(value: Any, other: Callable[[Any], Any]) -> Any:
         pairs = dict.items(value)
         return {"dict": [[encode(key, other), encode(item, other)] for key, item in pairs]}
     return other(value)
+
+
+def _whole(value: int) -> Any:
+    return value if value.bit_length() <= _PLAIN_BITS else {"whole": hex(value)}
 
 
 def decode(form: Any, handle: Callable[[int], Any]) -> Any:

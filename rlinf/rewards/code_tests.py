@@ -123,9 +123,13 @@ class Tests:
 
 
 def read_tests(answer: Any) -> Tests:
-    """The tests that an answer describes; ValueError where it describes none."""
+    """The tests that an answer describes; ValueError where it describes none.
+
+    What is null counts as left out: a column of Parquet has the keys of all its rows in each.
+    """
     if not isinstance(answer, Mapping):
         raise ValueError("the answer is no mapping with `pairs` or `asserts`")
+    answer = {key: value for key, value in answer.items() if value is not None}
     unknown = set(answer) - {"pairs", "inputs", "outputs", "asserts", "setup", "entry_point"}
     if unknown:
         raise ValueError(f"the answer has unknown keys: {', '.join(sorted(map(str, unknown)))}")

@@ -294,6 +294,15 @@ def test_an_answer_without_tests_is_refused(answer, reason):
         read_tests(answer)
 
 
+def test_tests_of_several_kinds_in_one_column_of_parquet():
+    """Where each row has the keys of all."""
+    asserts = {"asserts": ["assert f()"], "setup": "f = all"}
+    nothing = dict.fromkeys(["pairs", "inputs", "outputs", "entry_point"])
+    assert read_tests({**asserts, **nothing}) == read_tests(asserts)
+    with pytest.raises(ValueError, match="no tests"):
+        read_tests({"asserts": None, "pairs": None})
+
+
 @pytest.mark.parametrize(
     ("asserts", "reason"),
     [

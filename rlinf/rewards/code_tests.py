@@ -10,6 +10,7 @@ The answer of a prompt is a mapping with one or both kinds of tests:
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
 from rlinf.rewards.sandbox.host import Sandbox
 from rlinf.rewards.sandbox.running import Limits, supervise
 from rlinf.rewards.text import code_block
+
+log = logging.getLogger(__name__)
 
 _START = "import sys; sys.path.insert(0, '.'); from rlinf.rewards.grading.{0} import main; main()"
 _VERDICT_BYTES = 4096
@@ -178,6 +181,7 @@ class CodeReward:
         self._config = config
         self._sandbox = config.sandbox()
         self._sandbox.check()
+        self._doubts: set[str] = set()
         grading = resources.files("rlinf.rewards.grading")
         self._modules = {
             f"rlinf/rewards/grading/{name}.py": grading.joinpath(f"{name}.py").read_text("utf-8")
@@ -245,4 +249,7 @@ class CodeReward:
         for verdict in verdicts:
             if "unusable" in verdict:
                 raise ValueError(verdict["unusable"])
+            if (doubt := verdict.get("doubtful", "")) not in {"", *self._doubts}:
+                self._doubts.add(doubt)
+                log.warning("%s", doubt)
         return sum(verdict["passed"] for verdict in verdicts)

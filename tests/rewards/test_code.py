@@ -315,6 +315,33 @@ def test_tests_that_cannot_be_run_are_no_fault_of_the_program(reward, asserts, r
         reward(sample(HONEST_ADD, {"asserts": asserts}))
 
 
+@pytest.mark.parametrize(
+    "setup", ["import nothing_of_that_name", "x = 1 / 0", "import sys; sys.exit()", "add(min, 1)"]
+)
+def test_a_setup_that_raises_by_itself_is_no_fault_of_the_program(reward, setup):
+    with pytest.raises(ValueError, match=r"the setup of the tests raises|a test passes a"):
+        reward(sample(HONEST_ADD, {**ADD, "setup": setup}))
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["x = 1", "def add(a, b): return None", "def add(a, b): raise ImportError", "raise SystemExit"],
+)
+def test_a_setup_that_a_program_fails_is_a_wrong_answer(reward, program):
+    answer = {"setup": "import math\nthree = add(1, 2) + 0", "asserts": ["assert three == 3"]}
+    assert reward(sample(program, answer)) == 0.0
+    assert reward(sample(HONEST_ADD, answer)) == 1.0
+
+
+def test_a_name_that_a_setup_lacks_is_told_once(caplog):
+    reward = CodeConfig().build()
+    for _ in range(2):  # the program might have had it
+        assert reward(sample(HONEST_ADD, {**ADD, "setup": "x = no_such_name"})) == 0.0
+    assert [record.getMessage() for record in caplog.records] == [
+        "the setup of tests, or the program, lacks a name: name 'no_such_name' is not defined"
+    ]
+
+
 def test_programs_in_the_pool():
     """From a thread that is not the main one, with a program that outlives its time."""
     config = RewardConfig.model_validate(

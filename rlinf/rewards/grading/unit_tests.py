@@ -194,7 +194,10 @@ def run_tests(connection: Connection, tests: dict[str, Any]) -> Iterator[dict[st
             namespace[name] = connection.value(connection.ask({"name": name}).get("value"))
     if entry_point in namespace:
         namespace["candidate"] = namespace[entry_point]
-    exec(setup, namespace)
+    failure = _run_setup(setup, namespace)
+    if failure is not None:
+        yield failure
+        return
     for code in codes:
         yield _run_test(code, namespace)
 
@@ -202,6 +205,37 @@ def run_tests(connection: Connection, tests: dict[str, Any]) -> Iterator[dict[st
 def _names_in(texts: list[str]) -> set[str]:
     nodes = (node for text in texts for node in ast.walk(ast.parse(text)))
     return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def _run_setup(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any] | None:
+    """The verdict on all tests where what runs before them raises, otherwise None.
+
+    Run once more without the program, it shows whose fault that is: one of the data set is told,
+    and a program must not be able to make it look like one. A name that is missing may be either.
+    """
+    try:
+        exec(code, namespace)
+    except NotPlainError as error:
+        return {"unusable": str(error)}
+    except ProgramGoneError:
+        raise
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the program has caused
+        verdict = {"passed": False, "why": _told(error)}
+        if isinstance(error, NameError):
+            verdict["doubtful"] = f"the setup of tests, or the program, lacks a name: {error}"[:300]
+    else:
+        return None
+    try:
+        exec(code, {"__name__": "tests"})
+    except NameError:
+        pass
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the data set is wrong
+        return {"unusable": f"the setup of the tests raises {_told(error)}"}
+    return verdict
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"[:300]
 
 
 def _run_test(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any]:
@@ -212,7 +246,7 @@ def _run_test(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any]:
     except ProgramGoneError:
         raise
     except Exception as error:  # noqa: BLE001 - a test fails by raising
-        return {"passed": False, "why": f"{type(error).__name__}: {error}"[:300]}
+        return {"passed": False, "why": _told(error)}
     return {"passed": True}
 
 

@@ -21,6 +21,8 @@ _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
 _ANSWER = re.compile(r"<answer>((?:(?!<answer>).)*?)</answer>", re.DOTALL)
 _OPENING = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
 _CLOSING = re.compile(r"([ \t]*)([`~]{3,})[ \t]*")
+_PYTHON = re.compile(r"\s*(?:py|python(?:3(?:\.\d+)?)?)(?!\S)", re.IGNORECASE)
+"""The first word behind a fence, which says the language; others may follow."""
 _LOOSE = re.compile(r"^[ \t]*```([^\n`]*)\n(.*?)^[ \t]*```", re.DOTALL | re.MULTILINE)
 _SIGNS = str.maketrans({"−": "-", "“": '"', "”": '"', "‘": "'", "’": "'"})
 _SIGNED = re.compile(r"(?<![\w)\]}])-\s*(?:\$\s*)?(?=\.?\d)")
@@ -81,7 +83,7 @@ def last_line(text: str) -> str | None:
 def code_block(text: str) -> str | None:
     """The last fenced block of Python, or without one the last fenced block of any kind."""
     blocks = _fenced(text) or _LOOSE.findall(text)
-    python = [code for kind, code in blocks if kind.strip().lower() in ("python", "py", "python3")]
+    python = [code for info, code in blocks if _PYTHON.match(info)]
     found = next(reversed(python or [code for _, code in blocks]), None)
     return None if found is None else textwrap.dedent(found)
 

@@ -344,6 +344,7 @@ def test_a_box_gives_back_what_was_put_in(text):
         ('```python\ns = """\n  ```\n"""\nx\n```\n', 's = """\n  ```\n"""\nx\n'),
         ("````python\n```\n````", "```\n"),
         ("~~~py\nx\n~~~", "x\n"),
+        ("``` Python3.11 title=a.py\nx\n```\n```pycon\ny\n```\n```python4\nz\n```", "x\n"),
         ("```python\nx\n  ```", "x\n"),
     ],
 )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from rlinf.agents.tool import Tool, ToolConfig, ToolError
+from rlinf.config.nearest import did_you_mean
 from rlinf.config.user_function import UserFunctionConfig
+from rlinf.errors import ConfigError
 
 
 class FunctionToolConfig(UserFunctionConfig, ToolConfig):
@@ -19,6 +21,23 @@ class FunctionToolConfig(UserFunctionConfig, ToolConfig):
     """Which tool this section configures."""
     alphabet: str = ""
     """Characters that replies have besides digits, for a tokenizer that is trained for the run."""
+
+    def check_described(self, arguments: Sequence[str]) -> None:
+        """See :meth:`ToolConfig.check_described`; looks at what is written, and runs nothing."""
+        if (function := self.as_written()) is None:
+            return
+        signature = inspect.signature(function)
+        try:
+            signature.bind(**dict.fromkeys([*arguments, *self.options]))
+        except TypeError as error:
+            own = [each for each in signature.parameters if each not in self.options]
+            unknown = next((each for each in arguments if each not in own), "")
+            name, told = self.function.rpartition(":")[2], ", ".join(arguments) or "nothing"
+            raise ConfigError(
+                f"{name}{signature} cannot be called with the arguments that the model is told of "
+                f"({told}): {error}; {did_you_mean(unknown, own)}".rstrip("; "),
+                key="function",
+            ) from error
 
 
 class FunctionTool(Tool):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -69,6 +69,10 @@ class ToolConfig(StrictModel):
         """The tool; UserError if what the section names, or a package, is not there."""
         tool: Tool = load_attribute(self.implementation)(self)
         return tool
+
+    def check_described(self, arguments: Sequence[str]) -> None:
+        """Refuse, by a ConfigError, a tool that cannot be called with values of these names, which
+        are those that a model is told of."""
 
 
 TOOLS = {

@@ -56,25 +56,32 @@ class UserFunctionConfig(StrictModel):
             names = _read(lambda: names_in_file(file, where, alone=True))
             if names is not None and name not in names:
                 raise _no_function(where, name, names)
-            self._check_written(file, name)
-            return
-        try:
-            found = find_spec(where)
-        except (ImportError, ValueError):
-            found = None
-        if found is None:
-            raise ConfigError(
-                f"there is no module {where}; a file is named by its path: "
-                f"./{where.replace('.', '/')}.py:{name}",
-                key="function",
-            )
-        _read(lambda: check_reference(self.function))
-        if found.origin and found.origin.endswith(".py"):
-            self._check_written(Path(found.origin), name)
-
-    def _check_written(self, file: Path, name: str) -> None:
-        if (written := _as_written(file, name)) is not None:
+        else:
+            try:
+                found = find_spec(where)
+            except (ImportError, ValueError):
+                found = None
+            if found is None:
+                raise ConfigError(
+                    f"there is no module {where}; a file is named by its path: "
+                    f"./{where.replace('.', '/')}.py:{name}",
+                    key="function",
+                )
+            _read(lambda: check_reference(self.function))
+        if (written := self.as_written()) is not None:
             self.check_call(written, by_names=self.called_by_names)
+
+    def as_written(self) -> Callable[..., Any] | None:
+        """A function without a body that is called as this one, which is not run; None where only
+        running its file says how."""
+        where, _, name = self.function.rpartition(":")
+        file = file_of(self.function)
+        if file is None:
+            found = find_spec(where)
+            file = Path(found.origin) if found and found.origin else None
+        if file is None or file.suffix != ".py":
+            return None
+        return _as_written(file.expanduser(), name)
 
     def load(self) -> Callable[..., Any]:
         """The function; ConfigError where it cannot be imported, or called with one thing and the

@@ -27,7 +27,11 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import CorrectnessConfig, RewardConfig
 from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
 from rlinf.runners.task import Task
-from rlinf.workers.config.answering import calling_problems, equal_samples_problems
+from rlinf.workers.config.answering import (
+    calling_problems,
+    check_described,
+    equal_samples_problems,
+)
 
 COMPONENTS = ("rollout", "reward")
 
@@ -79,6 +83,11 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
             ("completions", f"{self.rollout.samples} of each question"),
             ("new tokens", f"up to {self.rollout.sampling.max_new_tokens} per completion"),
         ]
+
+    def check(self) -> None:
+        """Look also whether tools can be called as the model is told."""
+        super().check()
+        check_described(self.rollout.agent, self.benchmark)
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""

@@ -30,6 +30,7 @@ from rlinf.trainers.config import SupervisedConfig
 from rlinf.workers.config.answering import (
     AnsweringConfig,
     calling_problems,
+    check_described,
     equal_samples_problems,
 )
 from rlinf.workers.config.language import Trainers, picture_problems, rollout_problems
@@ -176,8 +177,10 @@ class ReasoningConfig(AnsweringConfig):
         return {"actor": self.actor, "critic": self.critic}
 
     def check(self) -> None:
-        """Look also whether rewards can be computed by the answers that files begin with."""
+        """Look also whether rewards can be computed by the answers that files begin with, and
+        tools be called as the model is told."""
         super().check()
+        check_described(self.rollout.agent, self.data)
         if self.data.files is not None:
             with in_section("data.files"):
                 _check_answers(self.data.files, self.reward)

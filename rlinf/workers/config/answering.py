@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
@@ -13,10 +13,12 @@ from rlinf.agents.tool import AgentConfig
 from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
+from rlinf.config.nearest import did_you_mean
 from rlinf.data.prompts.config import ChatTemplateConfig
 from rlinf.data.tasks import PromptTask
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
+from rlinf.errors import in_section
 from rlinf.models.language_config import LanguageModelConfig, LoraConfig
 from rlinf.rewards.config import RewardConfig
 from rlinf.trainers.config import (
@@ -134,13 +136,62 @@ class WarmStartConfig(LanguageRunConfig):
 def calling_problems(
     agent: AgentConfig | None, prompts: ChatTemplateConfig, section: str
 ) -> Iterator[PydanticCustomError]:
-    """Whether tools are called in the form of prompts; ``section`` precedes the keys of these."""
-    if agent is not None and agent.calls == "chat_template" and not prompts.apply_chat_template:
+    """Whether tools are called in the form of prompts, and are those that the template tells the
+    model of; ``section`` precedes the keys of prompts."""
+    if agent is None or agent.calls != "chat_template":
+        return
+    if not prompts.apply_chat_template:
         yield illegal(
             "rollout.agent.calls",
             "is chat_template where prompts are not in the chat template",
             hint=f"write {section}apply_chat_template: true, or calls: tags",
         )
+    described = _described(prompts)
+    for name in (each for each in described if each not in agent.tools):
+        yield illegal(
+            f"{section}chat_template_kwargs.tools",
+            f"tells the model of a tool `{name}` that it cannot call",
+            hint=f"{did_you_mean(name, agent.tools)} (rollout.agent.tools)",
+        )
+    for name in (each for each in agent.tools if described and each not in described):
+        yield illegal(
+            f"rollout.agent.tools.{name}",
+            f"is a tool of which {section}chat_template_kwargs.tools does not tell the model",
+            hint="describe it there, or leave it out",
+        )
+
+
+def check_described(agent: AgentConfig | None, prompts: ChatTemplateConfig) -> None:
+    """Refuse tools that cannot be called with the arguments that the template tells the model
+    of."""
+    if agent is None or agent.calls != "chat_template":
+        return
+    for name, arguments in _described(prompts).items():
+        if arguments is not None:
+            with in_section(f"rollout.agent.tools.{name}"):
+                agent.tools[name].check_described(arguments)
+
+
+def _described(prompts: ChatTemplateConfig) -> dict[str, list[str] | None]:
+    """The tools that the template tells the model of, by their names, with the names of their
+    arguments, or None where it does not say these; empty: none, or in a form of its own."""
+    found: dict[str, list[str] | None] = {}
+    for tool in _list(prompts.chat_template_kwargs.get("tools")):
+        function = _mapping(_mapping(tool).get("function", tool))
+        if not isinstance(function.get("name"), str):
+            return {}
+        properties = _mapping(function.get("parameters")).get("properties")
+        said = isinstance(properties, Mapping)
+        found[function["name"]] = [str(each) for each in _mapping(properties)] if said else None
+    return found
+
+
+def _list(value: object) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def equal_samples_problems(

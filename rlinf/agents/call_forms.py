@@ -14,7 +14,13 @@ from rlinf.errors import ConfigError
 
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 """What stands around a call in the form of Hermes, which Qwen has taken over."""
-_THOUGHT = "</think>"
+_THINK, _THOUGHT = "<think>", "</think>"
+# What comes first counts: a mark in a call is text, and so is a call in a thought. A thought that
+# began before the turn has its end alone.
+_PARTS = re.compile(
+    f"{_THINK}.*?(?:{_THOUGHT}|\\Z)|(?P<end>{_THOUGHT})|{CALL_TAGS[0]}(?P<call>.*?){CALL_TAGS[1]}",
+    re.DOTALL,
+)
 _SAID, _REPLIED = "TURN-OF-THE-ASSISTANT", "REPLY-OF-TOOL-"
 
 
@@ -119,13 +125,18 @@ class ChatTemplate(CallForm):
         self._names, self._encode, self._decode = sorted(names), encode, decode
         self._tokenizer, self._arguments = tokenizer, dict(template_arguments)
         self._parts: dict[int, list[str]] = {}
-        self._behind(1)
+        begun = self._behind(1)[-1]
+        self._begun = _THINK if begun.rfind(_THINK) > begun.rfind(_THOUGHT) else ""
 
     def calls(self, turn: Sequence[int]) -> list[Call | ToolError]:
-        """All calls of a turn behind its thoughts, in their order."""
-        text = self._decode(turn)
-        begin, end = CALL_TAGS
-        found = re.findall(f"{begin}(.*?){end}", text.rpartition(_THOUGHT)[2], re.DOTALL)
+        """All calls of a turn outside its thoughts, in their order; a thought that does not end
+        goes on to the end of the turn."""
+        found: list[str] = []
+        for part in _PARTS.finditer(self._begun + self._decode(turn)):
+            if part["end"]:
+                found = []
+            elif part["call"] is not None:
+                found.append(part["call"])
         return [self._call(each) for each in found]
 
     def _call(self, text: str) -> Call | ToolError:

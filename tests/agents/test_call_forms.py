@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 pytest.importorskip("transformers")
 
-from rlinf.agents.call_forms import CALL_TAGS, ChatTemplate
+from rlinf.agents.call_forms import CALL_TAGS, Call, ChatTemplate
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool import AgentConfig, Tool, ToolError
 from rlinf.agents.tool_use import ToolUse
@@ -171,6 +171,34 @@ def test_calls_in_thoughts_and_halves_of_calls_are_text(words: Any, config: Agen
         assert talked(words, config, said).turns == 1
     both = talked(words, config, thought + call("look", {"word": "b"}), "end")
     assert "<user><tool_response>b</tool_response><eos>" in text(words, both)
+
+
+@pytest.mark.parametrize(
+    ("said", "made", "begun"),
+    [
+        ("x</think>y{mark}", 1, ""),
+        ("{mark}", 1, ""),
+        ("<think>x</think>{mark}{plain}", 2, ""),
+        ("{plain}<think>{plain}</think>{mark}", 2, ""),
+        ("{plain}<think>{plain}", 1, ""),
+        ("<think>{plain}", 0, ""),
+        ("{plain}</think>{plain}{plain}", 2, ""),
+        ("<tool_call> or not </think>{plain}", 1, "<think>"),
+        ("{plain}", 0, "<think>"),
+        ("<think>x</think>{plain}", 1, "<think>"),
+        ("{plain}", 1, "<think></think>"),
+    ],
+)
+def test_calls_are_made_outside_thoughts_alone(
+    words: Any, said: str, made: int, begun: str
+) -> None:
+    filled = said.format(
+        mark=call("look", {"word": "</think>"}), plain=call("look", {"word": "<think>"})
+    )
+    form = ChatTemplate(["look"], words, {"mood": begun}, lambda text: [], lambda tokens: filled)
+    calls = form.calls([])
+    assert len(calls) == made
+    assert all(isinstance(each, Call) for each in calls)
 
 
 def test_values_reach_tools_that_take_a_text() -> None:

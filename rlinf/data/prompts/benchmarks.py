@@ -85,7 +85,8 @@ class BenchmarkConfig(EncodingConfig):
     apply_chat_template: bool = True
     """Put the question into the tokenizer's chat template, or take it as it is."""
     long_prompts: LongPrompts = "refuse"
-    """Leave out longer prompts, keep their first tokens, or refuse the set."""
+    """Leave out longer prompts, keep their first tokens (of plain texts alone), or refuse the
+    set."""
     template: str | None = None
     """Prompt with `{question}` where the question goes, and `{choices}` where choices are; null:
     that of the format."""

@@ -245,7 +245,18 @@ class EncodingConfig(ChatTemplateConfig):
     max_prompt_length: int = Field(default=1024, ge=1)
     """Tokens of the longest prompt."""
     long_prompts: LongPrompts = "skip"
-    """Leave out longer prompts, keep their first tokens, or refuse the set."""
+    """Leave out longer prompts, keep their first tokens (of plain texts alone), or refuse the
+    set."""
+
+    @model_validator(mode="after")
+    def _check_cut(self) -> Self:
+        if self.apply_chat_template and self.long_prompts == "truncate":
+            raise illegal(
+                "long_prompts",
+                "truncate cuts off what the chat template ends with, where the assistant begins",
+                hint="nearest: skip",
+            )
+        return self
 
 
 class TextSourceConfig(StrictModel):

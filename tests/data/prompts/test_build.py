@@ -287,6 +287,12 @@ def test_long_prompts_are_skipped_cut_or_refused(tokenizer, write):
         build(tokenizer, [path], max_prompt_length=3)
 
 
+def test_what_a_chat_template_ends_with_is_not_cut_off(tokenizer, write):
+    path = write("a.jsonl", sums(12))
+    with pytest.raises(ConfigError, match=r"where the assistant begins; nearest: skip"):
+        build(tokenizer, [path], apply_chat_template=True, long_prompts="truncate")
+
+
 def test_limits_files_in_order_and_shared_prompts(tokenizer, write):
     first, second = write("a.jsonl", sums(4)), write("b.jsonl", sums(4, start=4))
     held = write("c.jsonl", sums(3, start=7))

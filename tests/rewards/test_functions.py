@@ -247,12 +247,11 @@ def test_normalising_twice_changes_nothing_more(text):
 
 @pytest.mark.parametrize(
     "text",
-    [" + " + "+" * 20_000, "-" + " " * 60_000, "5" + "!" * 20_000, "- " * 20_000, "_+" * 20_000],
+    [" + " + "+" * 90_000, "-" + " " * 300_000, "5" + "!" * 90_000, "- " * 90_000, "_+" * 90_000],
 )
-def test_an_answer_of_marks_takes_no_time(text):
-    begun = time.process_time()
+@pytest.mark.timeout(60)  # which quadratic work exceeds many times
+def test_an_answer_of_marks_is_wrong_and_not_invalid(text):
     assert ExactMatchConfig().build()(sample(f"<answer>{text}</answer>", "Paris")) == 0.0
-    assert time.process_time() - begun < 5
 
 
 GOOD = "<think>one and one</think>\n<answer>2</answer>"
@@ -312,11 +311,10 @@ def test_last_boxed(text, found):
     assert last_boxed(text) == found
 
 
-def test_boxes_that_are_never_closed_take_no_time():
+@pytest.mark.timeout(60)  # which quadratic work exceeds many times
+def test_boxes_that_are_never_closed_are_none():
     # Nothing limits the time of `form: boxed`, and a model must not escape by it.
-    begun = time.process_time()
-    assert last_boxed(r"\boxed{" * 30_000) is None
-    assert time.process_time() - begun < 5
+    assert last_boxed(r"\boxed{" * 300_000) is None
 
 
 @given(st.text(alphabet="{}\\boxed1<answer>/ \n`", max_size=60))
@@ -353,10 +351,9 @@ def test_code_block(text, found):
 
 
 @pytest.mark.parametrize("line", ["```python\n", "~~~~\n", "```python\n    ```\n"])
-def test_fences_that_are_never_closed_take_no_time(line):
-    begun = time.process_time()
-    code_block(line * 20_000)
-    assert time.process_time() - begun < 5
+@pytest.mark.timeout(60)  # which quadratic work exceeds many times
+def test_fences_that_are_never_closed_hold_nothing_up(line):
+    assert code_block(line * 90_000) == code_block(line * 2)
 
 
 def test_references_become_text():

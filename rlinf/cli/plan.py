@@ -200,6 +200,8 @@ def _show_plan(
     beside = profile.fixed_seconds
     say(f"\npredicted step: {found.seconds:.4g} s, {found.plan.mode}: {found.shape}")
     say(f"of this, weights and driver: {beside:.3g} s")
+    if shape is None:
+        _say_measured(config, profile, found)
     for unit, peak in zip(units, found.peak_bytes.values(), strict=True):
         say(f"predicted memory of one {unit}: {_measured_mib(peak)}")
     # Components are threads of one process, whose memory cannot be told apart.
@@ -227,6 +229,19 @@ def _show_plan(
     if command is not None:
         needed = _needed(words[0], [*words[1:], *command])
         say(f"\nrun it: {shlex.join(['rlinf', 'train', words[0], *needed])}")
+
+
+def _say_measured(config: Any, profile: Profile, found: Planned) -> None:
+    """What a step of the recipe took as it is, where that was measured; and whether it is less."""
+    from rlinf.planner.kept_profiles import measured_step
+
+    taken = measured_step(config, profile)
+    if taken is None:
+        return
+    say(f"measured step of the recipe as it is: {taken:.4g} s")
+    slower = 100 * (found.seconds / taken - 1)
+    if slower > 0 and not found.plan.same_places(config.plan):
+        say(f"this plan is predicted to take {slower:.1f} % longer; keep the recipe's placement")
 
 
 def _needed(recipe: str, overrides: list[str]) -> list[str]:

@@ -33,6 +33,7 @@ from rlinf.planner.kept_profiles import (
     fingerprints,
     keep_profile,
     new_recorder,
+    placed_step,
     usable_profile,
 )
 from rlinf.planner.measure import PROFILE_FILE, StepRecorder, merged, overhead, renewed
@@ -234,8 +235,9 @@ class AutoPlanner:
         beside = overhead([recorder.overhead for recorder in alone or recorders], before)
         if before is not None:
             components = renewed(before.components, components)
-        factor = {"overlap_factor": self._overlap_factor}
-        kept = fingerprints(config).profile(components, beside).model_copy(update=factor)
+        steps = tuple(placed_step(s.config, s.median, s.recorder.origin) for s in self._measured)
+        beyond = {"overlap_factor": self._overlap_factor, "steps": steps}
+        kept = fingerprints(config).profile(components, beside).model_copy(update=beyond)
         ahead = merged(recorder.profiles() for recorder in recorders if recorder not in alone)
         every = {"components": merged([ahead, components])}
         profile = kept.model_copy(update=every)

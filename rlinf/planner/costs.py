@@ -35,12 +35,22 @@ class CostModel:
     Without a ``kind`` it is the one that was measured. Measurements of other kinds are left out;
     where none names this kind, those without a kind are taken for it, and :attr:`assumed` says so.
 
+    A plan gives a component one process on ``devices_per_process`` devices. Measurements of other
+    numbers of processes on the same devices count only where there are none of a plan's.
+
     Raises:
         ConfigError: There is no measurement on this kind, or of several where none is asked for, or
             two of one size.
     """
 
-    def __init__(self, name: str, profile: ComponentProfile, kind: str = "") -> None:
+    def __init__(
+        self,
+        name: str,
+        profile: ComponentProfile,
+        kind: str = "",
+        *,
+        devices_per_process: int = 1,
+    ) -> None:
         self.name = name
         self.profile = profile
         kinds = profile.kinds
@@ -55,6 +65,8 @@ class CostModel:
             raise ConfigError(
                 f"'{name}' was not measured on {kind}; measured on {named_kinds(kinds)}"
             )
+        self._devices_per_process = devices_per_process
+        used, self._others = _as_planned(used, devices_per_process)
         self._curves: dict[int, list[_ItemCurve]] = {}
         for stages in sorted({m.pipeline_stages for m in used}):
             of_stages = [m for m in used if m.pipeline_stages == stages]
@@ -129,6 +141,9 @@ class CostModel:
             known = f"{low:g}" if low == high else f"{low:g}–{high:g}"
             where = f"{inside[0].devices} device{'' if inside[0].devices == 1 else 's'}"
             found.append(f"{items:g} items from {known} on {where}")
+        if self._others:
+            own = max(1, devices // self._devices_per_process)
+            found.append(f"{own} process{'' if own == 1 else 'es'} from {self._others}")
         return tuple(found)
 
     def covers(self, stages: int) -> bool:
@@ -183,6 +198,24 @@ class CostModel:
         doublings = np.abs(np.log2(devices / measured)) if loss else np.zeros(devices.shape)
         legal = (devices >= law.lowest) & (devices <= law.highest)
         return np.where(legal, law.factor_per_doubling**doublings, np.inf)
+
+
+def _as_planned(
+    measurements: Sequence[Measurement], devices_per_process: int
+) -> tuple[list[Measurement], str]:
+    """Those with as many processes as a plan has; or without any, those most like it, and how many
+    processes these have, in words."""
+
+    def beside(measured: Measurement) -> int:
+        planned = max(1, measured.devices // devices_per_process)
+        return abs((measured.processes or planned) - planned)
+
+    planned = [measured for measured in measurements if not beside(measured)]
+    if planned:
+        return planned, ""
+    ranked = sorted(measurements, key=beside, reverse=True)
+    nearest = list({(m.pipeline_stages, m.devices, m.items): m for m in ranked}.values())
+    return nearest, join_choices(sorted({m.processes for m in nearest if m.processes}))
 
 
 class _ItemCurve:

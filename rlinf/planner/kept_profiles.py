@@ -29,12 +29,12 @@ from rlinf.planner.measure import (
     overhead,
     renewed,
 )
-from rlinf.planner.profile import Fingerprints, Profile
+from rlinf.planner.profile import Fingerprints, PlacedStep, Profile
 
 log = logging.getLogger(__name__)
 
 FIRST_STEPS = 8
-_RECORDING = 3
+_RECORDING = 4
 """How the figures of a profile come about; another number keeps those of before from being used."""
 
 
@@ -56,6 +56,24 @@ def new_recorder(config: PlacedConfig, flow: Flow, origin: str) -> StepRecorder:
         device_kinds=kinds_of_components(config, plan),
         sharing={node.name: node.components for node in loops if len(homes[node.name]) == 1},
     )
+
+
+def placed_step(config: PlacedConfig, seconds: float, origin: str) -> PlacedStep:
+    """That a step of a recipe as it is placed took so long [s]."""
+    traits = config.planning
+    return PlacedStep(
+        items=traits.items,
+        staleness=traits.constraints.staleness,
+        plan=config.plan.written(),
+        seconds=seconds,
+        origin=origin,
+    )
+
+
+def measured_step(config: PlacedConfig, profile: Profile) -> float | None:
+    """What a step of a recipe took as it is placed, by a profile [s]; None: it was not measured."""
+    here = placed_step(config, seconds=1.0, origin="")
+    return next((step.seconds for step in profile.steps if here.same_setting(step)), None)
 
 
 class FirstSteps:
@@ -170,6 +188,10 @@ def keep_profile(profile: Profile, task: str) -> Path:
         together = {
             "components": renewed(known.components, profile.components),
             "exchanges": joined(known.exchanges, profile.exchanges),
+            "steps": (
+                *(old for old in known.steps if not any(map(old.same_setting, profile.steps))),
+                *profile.steps,
+            ),
             "overlap_factor": max(known.overlap_factor, profile.overlap_factor),
         }
         profile = profile.model_copy(update=together)

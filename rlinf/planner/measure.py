@@ -257,6 +257,7 @@ class StepRecorder:
         measurement = Measurement(
             items=self.items,
             devices=len(plan.devices),
+            processes=plan.processes,
             pipeline_stages=plan.pipeline_stages,
             seconds=max(float(middle), 1e-9),
             closing_seconds=clipped_median(cost.closing_seconds for cost in costs),

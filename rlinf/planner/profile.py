@@ -25,6 +25,9 @@ class Measurement(StrictModel):
     """Items of the step that all its workers together processed: sequences, environments."""
     devices: int = Field(ge=1)
     """Devices that its workers occupied together."""
+    processes: int | None = Field(default=None, ge=1)
+    """Workers that shared these devices; None: as many as a plan gives them, one on each or on each
+    few that belong together."""
     pipeline_stages: int = Field(default=1, ge=1)
     """Sub-batches in flight inside a loop while it was measured."""
     seconds: float = Field(gt=0)
@@ -44,9 +47,10 @@ class Measurement(StrictModel):
     """Where the figure is from: the run and its date, or the publication and its setting."""
 
     @property
-    def size(self) -> tuple[str, int, int, int]:
+    def size(self) -> tuple[str, int, int, int, int]:
         """What tells it from other measurements of the component."""
-        return self.device_kind, self.pipeline_stages, self.devices, self.items
+        processes = self.processes or self.devices
+        return self.device_kind, self.pipeline_stages, self.devices, self.items, processes
 
 
 class ScalingLaw(StrictModel):
@@ -115,6 +119,26 @@ class Exchange(StrictModel):
     """Devices of all stages."""
     seconds: float = Field(ge=0)
     """Median time per exchange in which none of its stages worked [s]."""
+
+
+class PlacedStep(StrictModel):
+    """Time of whole steps of a recipe, as it was placed."""
+
+    items: int = Field(ge=1)
+    """Items of a step."""
+    staleness: int = Field(default=0, ge=0)
+    """Steps by which its weights might be old."""
+    plan: Mapping[str, Any]
+    """What was executed, as a plan writes it."""
+    seconds: float = Field(gt=0)
+    """Median of the steps [s]."""
+    origin: str
+    """Where the figure is from."""
+
+    def same_setting(self, other: PlacedStep) -> bool:
+        """Whether both are of the same work in the same places."""
+        figures = {"seconds", "origin"}
+        return self.model_dump(exclude=figures) == other.model_dump(exclude=figures)
 
 
 class Fingerprints(StrictModel):
@@ -186,6 +210,8 @@ class Profile(Overhead, Fingerprints):
     overlap_factor: float = Field(default=1.0, ge=1)
     """How much longer than the slower one alone two parts of a flow take that work on different
     steps at the same time: they share caches, memory and, as threads, an interpreter."""
+    steps: tuple[PlacedStep, ...] = ()
+    """Whole steps that were measured, to compare a prediction with."""
     components: Mapping[str, ComponentProfile]
 
     @property

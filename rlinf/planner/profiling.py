@@ -25,10 +25,10 @@ from rlinf.flow.graph import Flow
 from rlinf.flow.placed_config import PlacedConfig
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.planner.cluster_shape import cluster_of
-from rlinf.planner.kept_profiles import fingerprints, new_recorder
+from rlinf.planner.kept_profiles import fingerprints, new_recorder, placed_step
 from rlinf.planner.measure import StepRecorder, merged, overhead
 from rlinf.planner.planned import legal_trials
-from rlinf.planner.profile import ComponentProfile, Profile
+from rlinf.planner.profile import ComponentProfile, PlacedStep, Profile
 from rlinf.planner.search import predict
 
 MEASURED_STEPS = 5
@@ -50,6 +50,11 @@ class MeasuredTrial:
     config: PlacedConfig
     recorder: StepRecorder
     seconds: float
+
+    @property
+    def step(self) -> PlacedStep:
+        """Its whole step, for the profile."""
+        return placed_step(self.config, self.seconds, self.recorder.origin)
 
 
 def measure(
@@ -134,7 +139,8 @@ def profile_of(
     beside = overhead([recorder.overhead for recorder in (*together, *apart)])
     profile = fingerprints(config).profile(components, beside)
     factors = [_overlap_factor(t.config, flow(t.config), profile, t.seconds) for t in ahead]
-    return profile.model_copy(update={"overlap_factor": max([1.0, *factors])})
+    steps = tuple(trial.step for trial in trials)
+    return profile.model_copy(update={"overlap_factor": max([1.0, *factors]), "steps": steps})
 
 
 def _components(

@@ -88,6 +88,30 @@ def test_plan_alternatives_and_the_command_that_runs_it(
     assert validate(EmbodiedConfig, loaded.data, loaded).plan.components["env"].devices == (0, 1)
 
 
+@pytest.mark.parametrize(("taken", "longer"), [(2.5, True), (6.0, False)])
+def test_a_plan_is_compared_with_the_recipe_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], taken: float, longer: bool
+) -> None:
+    placed = "cluster.component_placement={env: '0:0-3', 'rollout,actor': '0'}"
+    step = kept_profiles.placed_step(small_config(tmp_path, SLOTS, placed), taken, "a test")
+    profile = profile_of(tmp_path).model_copy(update={"steps": (step,)})
+    profile.save(tmp_path / "profile.json")
+    words = [
+        "plan",
+        str(write_recipe(tmp_path)),
+        SLOTS,
+        "--profile",
+        str(tmp_path / "profile.json"),
+    ]
+    assert main([*words, placed]) == 0
+    out = capsys.readouterr().out
+    assert f"measured step of the recipe as it is: {taken:.4g} s" in out
+    assert (re.search(r"predicted to take \d+\.\d % longer; keep", out) is not None) == longer
+    for others in ([], [placed, "env.num_envs=16"], [placed, "--cluster", "1x2"]):
+        assert main([*words, *others]) == 0
+        assert "measured step" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     "write",
     [

@@ -137,6 +137,31 @@ def test_one_sub_batch_is_not_told_from_two():
             model.check_devices(1, stages)
 
 
+def test_figures_of_as_many_processes_as_a_plan_has_count():
+    def at(devices, processes, seconds, items=8):
+        return Measurement(
+            items=items, devices=devices, processes=processes, seconds=seconds, origin="test"
+        )
+
+    def model(*measurements, **others):
+        return CostModel("x", ComponentProfile(measurements=measurements), **others)
+
+    four, one, two = at(1, 4, 0.25), at(1, 1, 1.0), at(2, 2, 0.5)
+    both = model(four, one, two)
+    assert (both.seconds(8, 1), both.seconds(8, 2)) == (1.0, 0.5)
+    assert both.extensions(8, 1) == ()
+    # Those of other sizes do not count either.
+    assert model(at(1, 4, 0.1, items=4), one).seconds(4, 1) == 1.0
+    # Where there are no others they count, and it is said.
+    alone = model(four, at(1, 8, 0.125))
+    assert alone.seconds(8, 1) == 0.25
+    assert alone.extensions(8, 1) == ("1 process from 4",)
+    engines = model(at(4, 4, 1.0), at(4, 2, 2.0), devices_per_process=2)
+    assert engines.seconds(8, 4) == 2.0
+    unsaid = model(at(4, None, 1.0), devices_per_process=4)
+    assert unsaid.extensions(8, 4) == ()
+
+
 def test_a_plan_needs_the_pipeline_stages_that_were_measured():
     two = Measurement(items=8, devices=1, pipeline_stages=2, seconds=2.0, peak_bytes=7, origin="")
     once = two.model_copy(update={"pipeline_stages": 1})

@@ -177,6 +177,20 @@ def test_trials_are_merged_by_size_and_the_newest_figure_is_kept() -> None:
         ]  # fmt: skip
 
 
+def test_trials_with_other_numbers_of_processes_on_the_same_devices_stay_apart() -> None:
+    actor = ComponentPlan(devices=(0, 1), processes=2)
+    found = []
+    for processes, seconds in ((4, 1.0), (1, 4.0), (1, 4.5)):
+        env = ComponentPlan(devices=(0,), processes=processes)
+        taken = recorder(env=env, actor=actor)
+        taken.observe(step(seconds, 1.0, 1.0))
+        found.append(taken.profiles())
+    measured = merged(found, equal="pooled")["env"].measurements
+    assert {m.processes: m.seconds for m in measured} == {
+        4: pytest.approx(1.0), 1: pytest.approx(4.25),
+    }  # fmt: skip
+
+
 def test_trials_that_follow_each_other_are_pooled() -> None:
     few, many = recorder(), recorder()
     few.observe(step(5.0, 1.0, 1.0))

@@ -86,6 +86,19 @@ def test_a_trial_that_fails_leaves_what_the_others_measured(
     assert set(profile.components) == {"env", "rollout", "actor"}
     assert started == [0, 1, 2]
     assert lines[1] == f"{trials[1][0]} could not be measured: RuntimeError: out of memory"
+    assert [step.plan for step in profile.steps] == [
+        trial.plan.written() for _, trial in (trials[0], trials[1])
+    ]
+    assert kept_profiles.measured_step(config, profile) == profile.steps[0].seconds
+    other = support.small_config(tmp_path, SLOTS, "env.num_envs=16")
+    assert kept_profiles.measured_step(other, profile) is None
+    # Of equal settings the later one is kept.
+    kept_profiles.keep_profile(profile, "embodied")
+    newer = profile.steps[0].model_copy(update={"seconds": 7.0})
+    kept_profiles.keep_profile(profile.model_copy(update={"steps": (newer,)}), "embodied")
+    kept, _ = kept_profiles.usable_profile(config)
+    assert kept is not None
+    assert kept.steps == (profile.steps[1], newer)
     started.clear()
     fails = 0
     with pytest.raises(RuntimeError, match="out of memory"):

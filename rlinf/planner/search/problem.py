@@ -228,5 +228,8 @@ def make_problem(
             known = group.kind in measured.kinds or (not several and "" in measured.kinds)
             unnamed = not group.kind and not several
             if (known or unnamed) and (not wanted or group.kind in wanted):
-                costs[name, index] = CostModel(name, measured, group.kind)
+                together = constraints.of(name).devices_per_process
+                costs[name, index] = CostModel(
+                    name, measured, group.kind, devices_per_process=together
+                )
     return Problem(flow, profile, cluster, constraints, costs)

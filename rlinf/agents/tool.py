@@ -28,8 +28,9 @@ class Tool(ABC):
     """Something that a model can call in its answer.
 
     What a call replies is a function of its arguments alone: a run that is continued, or placed
-    otherwise, calls again. It must come to its end quickly, as answers wait for it. Calls come from
-    threads that are not the main one: one after the other, unless `max_calls_at_once` says more.
+    otherwise, calls again. It must come to its end quickly, as answers wait for it, and let other
+    threads run meanwhile. Calls come from threads that are not the main one: one after the other,
+    unless `max_calls_at_once` says more.
     """
 
     alphabet: str = ""
@@ -61,6 +62,9 @@ class ToolConfig(StrictModel):
 
     implementation: ClassVar[str]
     """``module:Class`` of the tool, imported when it is built."""
+    line: ClassVar[str | None] = None
+    """``module:Class`` of the :class:`~rlinf.agents.tool_calls.Line` that makes the calls; None:
+    threads of the worker do."""
 
     type: str
     """Which tool this section configures."""
@@ -105,7 +109,8 @@ class AgentConfig(StrictModel):
     """Tokens at which a turn, and with it the answer, is cut off; null: only
     `rollout.sampling.max_new_tokens` bounds them, which counts replies too."""
     max_call_seconds: float = Field(default=10.0, gt=0, le=3600)
-    """Time of a call; one that takes longer has failed, as one that raises has."""
+    """Time of a call; one that takes longer has failed, as one that raises has. A function of your
+    own is then ended, whatever it does; a tool of a package must let other threads run."""
     max_calls: int = Field(default=16, ge=1)
     """Calls of one turn that are made; those behind them are answered that there are too many."""
     max_calls_at_once: int = Field(default=1, ge=1, le=1024)

@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Mapping
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from rlinf.agents.tool import Tool, ToolError
@@ -22,36 +25,111 @@ _MOST_ABANDONED = 8
 """Calls that may go on behind their limit; each is a thread that takes time from the others."""
 
 
-class _Line:
-    """A thread that takes calls of a tool, one after the other."""
+@dataclass(frozen=True)
+class Failure:
+    """What a tool did instead of replying with a text."""
+
+    why: str
+    """In a line."""
+    trace: str = ""
+    """Where."""
+
+
+Reply = str | ToolError | Failure
+"""What becomes of a call."""
+
+
+def called(tool: Tool, arguments: Arguments) -> Reply:
+    """Call a tool, whatever it does."""
+    try:
+        reply: object = (
+            tool.call(arguments) if isinstance(arguments, str) else tool.call_by_names(arguments)
+        )
+        if isinstance(reply, str):
+            return reply
+        return Failure(f"replied with no text: {reply!r:.500}")
+    except ToolError as refusal:
+        return refusal
+    except BaseException as error:  # noqa: BLE001 - one call must not end the run
+        return Failure(told(error), "".join(traceback.format_exception(error)))
+
+
+class Line(ABC):
+    """Makes calls of a tool, one after the other."""
+
+    abandoned: threading.Thread | None = None
+    """What goes on with a call behind its limit; the line then takes no others."""
+
+    def start(self) -> None:
+        """Wait until a call can be made; UserError or RunFailure where none ever can."""
+
+    @abstractmethod
+    def reply(self, arguments: Arguments, seconds: float) -> Reply:
+        """Make a call that may take so long."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let it go; no call is under way."""
+
+
+class ThreadLine(Line):
+    """Calls a tool in a thread of its own.
+
+    A call that lets no other thread run, as a long search of a pattern does, has no limit here.
+    """
 
     def __init__(self, name: str, tool: Tool) -> None:
-        self.calls: queue.SimpleQueue[Arguments | None] = queue.SimpleQueue()
-        self.replies: queue.SimpleQueue[object] = queue.SimpleQueue()
-        parts = (tool, self.calls, self.replies)
-        self.thread = threading.Thread(target=_serve, args=parts, name=f"tool {name}", daemon=True)
-        self.thread.start()
+        self._calls: queue.SimpleQueue[Arguments | None] = queue.SimpleQueue()
+        self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
+        parts = (tool, self._calls, self._replies)
+        self._thread = threading.Thread(target=_serve, args=parts, name=f"tool {name}", daemon=True)
+        self._thread.start()
+
+    def reply(self, arguments: Arguments, seconds: float) -> Reply:
+        """See :meth:`Line.reply`."""
+        self._calls.put(arguments)
+        try:
+            return self._replies.get(timeout=seconds)
+        except queue.Empty:
+            self.close()  # should the call ever end
+            self.abandoned = self._thread
+            return Failure(f"no reply within {seconds:g} s")
+
+    def close(self) -> None:
+        """See :meth:`Line.close`."""
+        self._calls.put(None)
+
+
+def _serve(
+    tool: Tool, calls: queue.SimpleQueue[Arguments | None], replies: queue.SimpleQueue[Reply]
+) -> None:
+    while (arguments := calls.get()) is not None:
+        replies.put(called(tool, arguments))
 
 
 class ToolCalls:
-    """Calls one tool, in threads of its own, and counts what it fails to do; may itself be called
-    from several threads.
+    """Calls one tool, and counts what it fails to do; may itself be called from several threads.
 
     A failure is an exception other than ToolError, a reply that is no text, or none within the
     limit. The model is told that the tool failed, and the first failure is logged with its reason.
 
     Args:
         name: Under which the model calls it.
-        tool: It.
+        begin: Begins a line of calls; there are as many as there were calls at the same time.
         seconds: What a call may take.
+
+    Raises:
+        UserError: No call can be made.
+        RunFailure: So too.
     """
 
-    def __init__(self, name: str, tool: Tool, *, seconds: float) -> None:
-        self._name, self._tool, self._seconds = name, tool, seconds
+    def __init__(self, name: str, begin: Callable[[], Line], *, seconds: float) -> None:
+        self._name, self._begin, self._seconds = name, begin, seconds
         self._lock = threading.Lock()
-        self._answered = False
+        self._answered = self._closed = False
         self._abandoned: list[threading.Thread] = []
-        self._idle: list[_Line] = []
+        self._idle = [begin()]
+        self._idle[0].start()
         self.failures = 0
         """Calls so far that failed."""
 
@@ -64,40 +142,36 @@ class ToolCalls:
                 do not come to an end.
         """
         reply = self._reply(arguments)
-        if isinstance(reply, str | ToolError):
-            self._answered = True
-            if isinstance(reply, str):
-                return reply
-            raise reply
-        with self._lock:
-            self._note(reply, arguments)
-        raise ToolError("the tool failed")
-
-    def _reply(self, arguments: Arguments) -> object:
-        """A text, what was raised, or something else that the tool returned."""
-        with self._lock:
-            line = self._idle.pop() if self._idle else _Line(self._name, self._tool)
-        line.calls.put(arguments)
-        try:
-            reply = line.replies.get(timeout=self._seconds)
-        except queue.Empty:
-            line.calls.put(None)  # should it ever end
+        if isinstance(reply, Failure):
             with self._lock:
-                self._abandoned = [each for each in self._abandoned if each.is_alive()]
-                self._abandoned.append(line.thread)
-            return TimeoutError(f"no reply within {self._seconds:g} s")
+                self._note(reply, arguments)
+            raise ToolError("the tool failed")
+        self._answered = True
+        if isinstance(reply, str):
+            return reply
+        raise reply
+
+    def _reply(self, arguments: Arguments) -> Reply:
         with self._lock:
-            self._idle.append(line)
+            line = self._idle.pop() if self._idle else self._begin()
+        reply = line.reply(arguments, self._seconds)
+        with self._lock:
+            if line.abandoned is None:
+                self._idle.append(line)
+                if self._closed:
+                    self._end()
+            else:
+                going_on = [each for each in self._abandoned if each.is_alive()]
+                self._abandoned = [*going_on, line.abandoned]
         return reply
 
-    def _note(self, reply: object, arguments: Arguments) -> None:
+    def _note(self, failure: Failure, arguments: Arguments) -> None:
         """Count a failure; a RunFailure where there were too many."""
         self.failures += 1
-        error = reply if isinstance(reply, BaseException) else None
-        why = f"replied with no text: {reply!r:.500}" if error is None else told(error)
-        text = f"the tool {self._name} failed at {arguments!r:.200}: {why}"
+        text = f"the tool {self._name} failed at {arguments!r:.200}: {failure.why}"
         if self.failures == 1:
-            log.warning("%s; further failures are counted", text, exc_info=error)
+            trace = f"\n{failure.trace}".rstrip()
+            log.warning("%s; further failures are counted%s", text, trace)
         never = not self._answered and self.failures >= _MOST_NEVER_ANSWERED
         hanging = sum(each.is_alive() for each in self._abandoned)
         if never or hanging >= _MOST_ABANDONED:
@@ -105,19 +179,11 @@ class ToolCalls:
             raise RunFailure(f"{text} ({what})")
 
     def close(self) -> None:
-        """End the threads."""
+        """End what makes the calls, at the end of each."""
+        with self._lock:
+            self._closed = True
+            self._end()
+
+    def _end(self) -> None:
         while self._idle:
-            self._idle.pop().calls.put(None)
-
-
-def _serve(
-    tool: Tool, calls: queue.SimpleQueue[Arguments | None], replies: queue.SimpleQueue[object]
-) -> None:
-    while (arguments := calls.get()) is not None:
-        try:
-            if isinstance(arguments, str):
-                replies.put(tool.call(arguments))
-            else:
-                replies.put(tool.call_by_names(arguments))
-        except BaseException as error:  # noqa: BLE001 - one call must not end the run
-            replies.put(error)
+            self._idle.pop().close()

@@ -6,13 +6,15 @@ import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from rlinf.agents.call_forms import Call, CallForm, ChatTemplate, Tags
-from rlinf.agents.tool import AgentConfig, ToolError
-from rlinf.agents.tool_calls import ToolCalls
+from rlinf.agents.tool import AgentConfig, ToolConfig, ToolError
+from rlinf.agents.tool_calls import Line, ThreadLine, ToolCalls
+from rlinf.config.registry import load_attribute
 from rlinf.errors import RunFailure, in_section
 
 _Waiting = queue.SimpleQueue[tuple[Call | ToolError, Future[str]] | None]
@@ -73,9 +75,8 @@ class ToolUse:
         self._tools: dict[str, ToolCalls] = {}
         for name, section in config.tools.items():
             with in_section(f"rollout.agent.tools.{name}"):
-                tool = section.build()
-                tool.check_calls(by_names=config.calls == "chat_template")
-            self._tools[name] = ToolCalls(name, tool, seconds=config.max_call_seconds)
+                begin = _lines(name, section, by_names=config.calls == "chat_template")
+                self._tools[name] = ToolCalls(name, begin, seconds=config.max_call_seconds)
         coded = (self._encoded, self._decoded)
         self._form: CallForm
         if config.calls == "tags":
@@ -180,3 +181,12 @@ class ToolUse:
     def _decoded(self, tokens: Sequence[int]) -> str:
         text: str = self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
         return text
+
+
+def _lines(name: str, section: ToolConfig, *, by_names: bool) -> Callable[[], Line]:
+    """What begins a line of calls of a tool."""
+    if section.line is not None:
+        return partial(load_attribute(section.line), section, by_names=by_names)
+    tool = section.build()
+    tool.check_calls(by_names=by_names)
+    return partial(ThreadLine, name, tool)

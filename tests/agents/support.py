@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from rlinf.agents.tool import AgentConfig, Tool
+from rlinf.agents.tool_calls import ThreadLine, ToolCalls
 from rlinf.data.sequences import StopReason
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
@@ -33,6 +35,11 @@ class Told(Tool):
     def call(self, arguments: str) -> str:
         found: str = self._function(arguments)
         return found
+
+
+def calls_of(name: str, function: Callable[[str], Any], *, seconds: float) -> ToolCalls:
+    """Calls of a tool that does what a function does."""
+    return ToolCalls(name, partial(ThreadLine, name, Told(function)), seconds=seconds)
 
 
 class ScriptedEngine(Engine):

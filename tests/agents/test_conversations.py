@@ -16,14 +16,13 @@ pytest.importorskip("transformers")
 
 from rlinf.agents.conversations import Conversations
 from rlinf.agents.tool import AgentConfig
-from rlinf.agents.tool_calls import ToolCalls
 from rlinf.agents.tool_use import ToolUse
 from rlinf.data.sequences import Completion, PromptGroup, Score, assemble_sequences
 from rlinf.engines.config import SamplingConfig
 from rlinf.engines.protocol import FinishedCompletion, GenerationRequest
 from rlinf.errors import RunFailure
 
-from .support import CALCULATOR, ScriptedEngine, Told, array, tokenizer
+from .support import CALCULATOR, ScriptedEngine, array, calls_of, tokenizer
 
 AT_ONCE = CALCULATOR.model_copy(update={"max_calls_at_once": 4})
 
@@ -46,7 +45,7 @@ class Talk:
 
     def let_tool(self, function: Callable[[str], Any]) -> None:
         """Have the tool do what a function does."""
-        self.use._tools["calc"] = ToolCalls("calc", Told(function), seconds=10)
+        self.use._tools["calc"] = calls_of("calc", function, seconds=10)
 
     def encode(self, text: str) -> list[int]:
         found: list[int] = self.words.encode(text, add_special_tokens=False)

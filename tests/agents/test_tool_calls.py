@@ -12,10 +12,9 @@ from typing import Any
 import pytest
 
 from rlinf.agents.tool import ToolError
-from rlinf.agents.tool_calls import ToolCalls
 from rlinf.errors import RunFailure
 
-from .support import Told
+from .support import calls_of
 
 
 def refuse(arguments: str) -> str:
@@ -27,10 +26,10 @@ def answer_or(failure: Callable[[], Any]) -> Callable[[str], Any]:
 
 
 def test_replies_and_refusals_are_passed_on() -> None:
-    calls = ToolCalls("shout", Told(str.upper), seconds=10)
+    calls = calls_of("shout", str.upper, seconds=10)
     assert [calls.call(text) for text in ("a", "b")] == ["A", "B"]
     with pytest.raises(ToolError, match=r"^not x$"):
-        ToolCalls("no", Told(refuse), seconds=10).call("x")
+        calls_of("no", refuse, seconds=10).call("x")
     assert calls.failures == 0
 
 
@@ -45,7 +44,7 @@ def test_replies_and_refusals_are_passed_on() -> None:
 def test_a_failure_is_told_to_the_model_counted_and_logged_once(
     failure: Callable[[], Any], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    calls = ToolCalls("shout", Told(answer_or(failure)), seconds=10)
+    calls = calls_of("shout", answer_or(failure), seconds=10)
     assert calls.call("a") == "A"
     with caplog.at_level(logging.WARNING):
         for _ in range(20):
@@ -59,7 +58,7 @@ def test_a_failure_is_told_to_the_model_counted_and_logged_once(
 
 def test_a_call_that_hangs_costs_its_limit_and_the_next_is_answered() -> None:
     free = threading.Event()
-    calls = ToolCalls("shout", Told(answer_or(lambda: free.wait() and "late")), seconds=0.05)
+    calls = calls_of("shout", answer_or(lambda: free.wait() and "late"), seconds=0.05)
     for number in range(7):
         with pytest.raises(ToolError, match=r"^the tool failed$"):
             calls.call("fail")
@@ -77,7 +76,7 @@ def test_calls_that_ended_late_do_not_count_as_hanging() -> None:
         ended.release()
         return "late"
 
-    calls = ToolCalls("shout", Told(answer_or(slow)), seconds=0.05)
+    calls = calls_of("shout", answer_or(slow), seconds=0.05)
     for number in range(12):
         assert calls.call(str(number)) == str(number)
         with pytest.raises(ToolError, match=r"^the tool failed$"):
@@ -88,7 +87,7 @@ def test_calls_that_ended_late_do_not_count_as_hanging() -> None:
 
 
 def test_a_tool_that_never_answered_ends_the_run() -> None:
-    calls = ToolCalls("broken", Told(lambda text: text.missing), seconds=10)  # type: ignore[attr-defined]
+    calls = calls_of("broken", lambda text: text.missing, seconds=10)  # type: ignore[attr-defined]
     for _ in range(7):
         with pytest.raises(ToolError):
             calls.call("x")
@@ -99,7 +98,7 @@ def test_a_tool_that_never_answered_ends_the_run() -> None:
 
 
 def test_the_thread_ends_with_its_owner() -> None:
-    calls = ToolCalls("brief", Told(str.upper), seconds=10)
+    calls = calls_of("brief", str.upper, seconds=10)
     calls.call("a")
     (thread,) = [each for each in threading.enumerate() if each.name == "tool brief"]
     calls.close()

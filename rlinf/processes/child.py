@@ -289,13 +289,15 @@ def serve(
     lifeline: int, commands: int, answer: Callable[[dict[str, Any]], dict[str, Any] | None]
 ) -> None:
     """Answer the messages of the parent until it says ``close``; it ends when the parent does, and
-    with it all of its group.
+    with it all of its group. A copy of it that ``answer`` forks, and does not end, ends here: a
+    second answer would be taken for that of the next message.
 
     Args:
         lifeline: Reading end of a pipe that nobody writes to and whose closing is the parent's end.
         commands: Descriptor of the socket to the parent.
         answer: From a message, with its ``operation``, to the content of its answer.
     """
+    itself = os.getpid()
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)  # prints stacks when the parent asks
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -312,6 +314,8 @@ def serve(
                 reply = answer(message) or {}
             except Exception as error:  # noqa: BLE001 - the parent decides; the child only reports
                 reply = {"error": _described(error)}
+            if os.getpid() != itself:
+                os._exit(0)
             if message["operation"] == "start":
                 reply = {**reply, "pid": os.getpid()}
             send(connection, reply)

@@ -80,6 +80,21 @@ def test_order_is_kept_when_late_samples_finish_first(pool):
     assert [output.reward for output in outputs] == waits
 
 
+def test_a_function_that_returns_in_two_processes_moves_no_reward():
+    completions = [
+        "value 7",
+        "fork",
+        "wait 0.2",
+        "value 8",
+        "fork_and_raise",
+        "wait 0.2",
+        "value 9",
+    ]
+    with RewardPool(config(processes=1)) as pool:
+        outputs = pool.score([sample(completion) for completion in completions])
+    assert [output.reward for output in outputs] == [7.0, 1.0, 0.2, 8.0, 1.0, 0.2, 9.0]
+
+
 @pytest.mark.parametrize(("completion", "value"), [("integer 3", 3.0), ("numpy 0.5", 0.5)])
 def test_any_real_number_is_a_value(pool, completion, value):
     (output,) = pool.score([sample(completion)])

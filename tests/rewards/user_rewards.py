@@ -26,6 +26,8 @@ def behave(sample: RewardInput, *, factor: float = 1.0):
         "text": lambda: rest,
         "none": lambda: None,
         "truth": lambda: True,
+        "fork": lambda: 1.0 if os.fork() else 2.0,
+        "fork_and_raise": lambda: 1.0 if os.fork() else 1 / 0,
         "hang": lambda: time.sleep(1000),
         "hang_in_c": lambda: pow(3, 3**22) % 7,
         "deaf": deaf,

@@ -10,6 +10,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from decimal import Decimal
 from functools import lru_cache
 from importlib.util import find_spec
 from itertools import product
@@ -33,20 +34,63 @@ _SIGNS = str.maketrans({
     "¾": r"\frac{3}{4}", "≤": r"\leq ", "≥": r"\geq ",
 })  # fmt: skip
 _DASH = re.compile(r"(?<![\w\d])–\s*(?=[\d.\\])")
-_ROOT = re.compile(r"√\s*\(?(\w+)\)?")
+_ROOT = re.compile(r"√\s*(\w+(?:\.\d+)?)")
+_BRACKETS = re.compile(r"(√\s*)?\(|\)")
+_DOLLAR = re.compile(r"(?<!\\)\\\$\s*(?=\.?\d)")
+_SCIENTIFIC = re.compile(r"(?<![\w.])(?<!\d,)(\d+(?:\.\d+)?|\.\d+)[eE]([+-]?\d{1,3})(?![\w^]|\.\d)")
+_MIXED = re.compile(
+    r"(?<![\w.^/\\])(?<!\d,)(\d{1,3}(?:,\d{3}){1,5}|\d{1,18})\s+([1-9]\d{0,8})/(\d{1,9})"
+    r"(?![\w^/]|\.\d)"
+)
+"""A whole number and a fraction, where nothing beside them makes them anything else; of no more
+digits than Python reads."""
 _GROUPS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:\\[,;:!]|~|\s)\d{3})+(?!\d)")
 """A number in groups of thousands, with spaces of any kind between them."""
+_MONEY = re.compile(r"(?<=\d)\s*(?:dollars?|cents?|euros?|pounds?|USD|EUR|GBP)\.?\s*$|[€£¥]")
+"""A word of currency at the end of an answer, which would be a product of letters, or a sign."""
+_BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w(*])")
+"""Of Markdown; one between two numbers is a power."""
 _PERCENT = re.compile(r"\s*\\?%")
 _SMALL = 1e-3
 
 
 def _in_latex(text: str) -> str:
-    """Signs as LaTeX has them."""
-    return _ROOT.sub(r"\\sqrt{\1}", _DASH.sub("-", text)).translate(_SIGNS)
+    """Signs and numbers as LaTeX has them."""
+    text = _MIXED.sub(_one_fraction, _DOLLAR.sub("", _DASH.sub("-", text)))
+    # A power is read within formulas alone, and is no whole number to what compares.
+    text = _SCIENTIFIC.sub(_power if _MARKED.search(text) else _digits, text)
+    return _ROOT.sub(r"\\sqrt{\1}", _roots_of_brackets(text)).translate(_SIGNS)
 
 
-def _joined(answer: str) -> str:
-    """An answer with the groups of its numbers put together."""
+def _one_fraction(mixed: re.Match[str]) -> str:
+    """2 3/4 as 11/4; that of a fraction above 1 is no mixed number."""
+    whole, above, below = (int(part.replace(",", "")) for part in mixed.groups())
+    return rf"\frac{{{whole * below + above}}}{{{below}}}" if above < below else mixed.group()
+
+
+def _power(number: re.Match[str]) -> str:
+    return rf"{number[1]}\times10^{{{int(number[2])}}}"
+
+
+def _digits(number: re.Match[str]) -> str:
+    return f"{Decimal(number.group()):f}"
+
+
+def _roots_of_brackets(text: str) -> str:
+    """√(…) as LaTeX has it, up to the bracket that closes it."""
+    pieces, opened = list(text), list[re.Match[str]]()
+    for mark in _BRACKETS.finditer(text):
+        if mark.group() != ")":
+            opened.append(mark)
+        elif opened and (root := opened.pop())[1]:
+            pieces[root.start() : root.end()] = [r"\sqrt{", *[""] * (len(root.group()) - 1)]
+            pieces[mark.start()] = "}"
+    return "".join(pieces)
+
+
+def _plain(answer: str) -> str:
+    """An answer without bold and currency, and the groups of its numbers put together."""
+    answer = _MONEY.sub("", _BOLD.sub(r"\1", answer))
     return _GROUPS.sub(lambda found: re.sub(r"\D", "", found.group()), answer)
 
 
@@ -163,9 +207,9 @@ class MathReward:
             return False
         tagged = last_answer(completion) if boxed is None else None
         if boxed is not None:
-            answers = [self._parse(rf"\boxed{{{each}}}") for each in _percents(_joined(boxed))]
+            answers = [self._parse(rf"\boxed{{{each}}}") for each in _percents(_plain(boxed))]
         elif tagged is not None:
-            answers = [self._read(each) for each in _percents(_joined(tagged[-config.tail :]))]
+            answers = [self._read(each) for each in _percents(_plain(tagged[-config.tail :]))]
         else:
             answers = [self._parse(completion.rpartition("</think>")[2][-config.tail :])]
         verify = self._library.verify
@@ -189,7 +233,7 @@ class MathReward:
         """The expressions of a reference: of text with marks, or of a bare formula."""
         try:
             with _time_limit(self._config.seconds):
-                found = self._read(_joined(text))
+                found = self._read(_plain(text))
         except _OutOfTime as error:
             raise ValueError(f"reading the reference {text[:100]!r} takes too long") from error
         if not found:

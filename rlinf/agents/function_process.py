@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
 
 from rlinf.agents.function_tool import FunctionTool, FunctionToolConfig
@@ -77,14 +76,11 @@ class FunctionProcess(Line):
 def main(lifeline: int, commands: int) -> None:
     """Serve one line of calls until it is closed; see :func:`~rlinf.processes.child.serve`."""
     tool: FunctionTool | None = None
-    own = os.getpid()
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:
         nonlocal tool
         if message["operation"] == "call" and tool is not None:
             reply = called(tool, json.loads(message["arguments"]))
-            if os.getpid() != own:  # the function returns a second time, in a process that it began
-                os._exit(0)
             if isinstance(reply, ToolError):
                 return {"refusal": str(reply)}
             return {"reply": reply} if isinstance(reply, str) else vars(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import sys
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 from rlinf.scheduler.errors import WorkerDiedError
@@ -115,7 +117,7 @@ class WaitTable:
     def rows(self) -> list[Row]:
         """One row per worker and thread of this process."""
         now = time.monotonic()
-        frames = sys._current_frames()
+        frames = _frames()
         with self._lock:
             doing = list(self._waiting.values())
         waiting = {(item.worker, item.thread) for item in doing}
@@ -126,6 +128,18 @@ class WaitTable:
         ]
         idle = self._idle.keys() - {row.worker for row in rows}
         return rows + [Row(worker, _IDLE, now - self._idle[worker]) for worker in sorted(idle)]
+
+
+def _frames() -> dict[int, FrameType]:
+    """What every thread is at. Python holds a lock for it without which no thread begins or ends:
+    a collection of garbage meanwhile, whose finalizers let other threads run, stops all of them."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return sys._current_frames()
+    finally:
+        if collects:
+            gc.enable()
 
 
 def ask_everyone(endpoint: Endpoint, endpoints: dict[str, list[str]]) -> Future[Reply]:

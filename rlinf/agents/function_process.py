@@ -7,7 +7,7 @@ from typing import Any
 
 from rlinf.agents.function_tool import FunctionTool, FunctionToolConfig
 from rlinf.agents.tool import ToolError
-from rlinf.agents.tool_calls import Arguments, Failure, Line, Reply, called
+from rlinf.agents.tool_calls import Arguments, Caller, Failure, Reply, called
 from rlinf.errors import RunFailure
 from rlinf.processes.child import ProcessLostError, SupervisedProcess, serve
 
@@ -15,7 +15,7 @@ _START_SECONDS = 600.0
 """What the imports of a file may take, which may read much."""
 
 
-class FunctionProcess(Line):
+class FunctionProcess(Caller):
     """Calls a function in a process of its own, which begins at once, and is replaced where a call
     takes too long or ends it.
 
@@ -37,7 +37,7 @@ class FunctionProcess(Line):
         self._ready = False
 
     def start(self) -> None:
-        """See :meth:`Line.start`."""
+        """See :meth:`Caller.start`."""
         if self._ready:
             return
         try:
@@ -51,7 +51,7 @@ class FunctionProcess(Line):
         self._ready = True
 
     def reply(self, arguments: Arguments, seconds: float) -> Reply:
-        """See :meth:`Line.reply`."""
+        """See :meth:`Caller.reply`."""
         self.start()
         try:
             # As a text: what a model wrote is none of the marks of a message.
@@ -69,12 +69,12 @@ class FunctionProcess(Line):
         return Failure(said["why"], said["trace"]) if "why" in said else str(said["reply"])
 
     def close(self) -> None:
-        """See :meth:`Line.close`."""
+        """See :meth:`Caller.close`."""
         self._process.kill()
 
 
 def main(lifeline: int, commands: int) -> None:
-    """Serve one line of calls until it is closed; see :func:`~rlinf.processes.child.serve`."""
+    """Serve one caller until it is closed; see :func:`~rlinf.processes.child.serve`."""
     tool: FunctionTool | None = None
 
     def answer(message: dict[str, Any]) -> dict[str, Any]:

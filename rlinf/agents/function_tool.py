@@ -16,7 +16,7 @@ class FunctionToolConfig(UserFunctionConfig, ToolConfig):
     """A function of your own, from a text to a text."""
 
     implementation = "rlinf.agents.function_tool:FunctionTool"
-    line = "rlinf.agents.function_process:FunctionProcess"
+    caller = "rlinf.agents.function_process:FunctionProcess"
     called_by_names = True
     type: Literal["function"] = "function"
     """Which tool this section configures."""

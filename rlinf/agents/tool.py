@@ -62,8 +62,8 @@ class ToolConfig(StrictModel):
 
     implementation: ClassVar[str]
     """``module:Class`` of the tool, imported when it is built."""
-    line: ClassVar[str | None] = None
-    """``module:Class`` of the :class:`~rlinf.agents.tool_calls.Line` that makes the calls; None:
+    caller: ClassVar[str | None] = None
+    """``module:Class`` of the :class:`~rlinf.agents.tool_calls.Caller` that makes the calls; None:
     threads of the worker do."""
 
     type: str

@@ -54,11 +54,11 @@ def called(tool: Tool, arguments: Arguments) -> Reply:
         return Failure(told(error), "".join(traceback.format_exception(error)))
 
 
-class Line(ABC):
+class Caller(ABC):
     """Makes calls of a tool, one after the other."""
 
     abandoned: threading.Thread | None = None
-    """What goes on with a call behind its limit; the line then takes no others."""
+    """What goes on with a call behind its limit; no others are then made here."""
 
     def start(self) -> None:
         """Wait until a call can be made; UserError or RunFailure where none ever can."""
@@ -72,7 +72,7 @@ class Line(ABC):
         """Let it go; no call is under way."""
 
 
-class ThreadLine(Line):
+class ThreadCaller(Caller):
     """Calls a tool in a thread of its own.
 
     A call that lets no other thread run, as a long search of a pattern does, has no limit here.
@@ -86,7 +86,7 @@ class ThreadLine(Line):
         self._thread.start()
 
     def reply(self, arguments: Arguments, seconds: float) -> Reply:
-        """See :meth:`Line.reply`."""
+        """See :meth:`Caller.reply`."""
         self._calls.put(arguments)
         try:
             return self._replies.get(timeout=seconds)
@@ -96,7 +96,7 @@ class ThreadLine(Line):
             return Failure(f"no reply within {seconds:g} s")
 
     def close(self) -> None:
-        """See :meth:`Line.close`."""
+        """See :meth:`Caller.close`."""
         self._calls.put(None)
 
 
@@ -115,7 +115,7 @@ class ToolCalls:
 
     Args:
         name: Under which the model calls it.
-        begin: Begins a line of calls; there are as many as there were calls at the same time.
+        begin: Begins what makes calls; there are as many as there were calls at the same time.
         seconds: What a call may take.
 
     Raises:
@@ -123,7 +123,7 @@ class ToolCalls:
         RunFailure: So too.
     """
 
-    def __init__(self, name: str, begin: Callable[[], Line], *, seconds: float) -> None:
+    def __init__(self, name: str, begin: Callable[[], Caller], *, seconds: float) -> None:
         self._name, self._begin, self._seconds = name, begin, seconds
         self._lock = threading.Lock()
         self._answered = self._closed = False
@@ -153,16 +153,16 @@ class ToolCalls:
 
     def _reply(self, arguments: Arguments) -> Reply:
         with self._lock:
-            line = self._idle.pop() if self._idle else self._begin()
-        reply = line.reply(arguments, self._seconds)
+            caller = self._idle.pop() if self._idle else self._begin()
+        reply = caller.reply(arguments, self._seconds)
         with self._lock:
-            if line.abandoned is None:
-                self._idle.append(line)
+            if caller.abandoned is None:
+                self._idle.append(caller)
                 if self._closed:
                     self._end()
             else:
                 going_on = [each for each in self._abandoned if each.is_alive()]
-                self._abandoned = [*going_on, line.abandoned]
+                self._abandoned = [*going_on, caller.abandoned]
         return reply
 
     def _note(self, failure: Failure, arguments: Arguments) -> None:

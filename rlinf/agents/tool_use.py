@@ -13,7 +13,7 @@ import numpy as np
 
 from rlinf.agents.call_forms import Call, CallForm, ChatTemplate, Tags
 from rlinf.agents.tool import AgentConfig, ToolConfig, ToolError
-from rlinf.agents.tool_calls import Line, ThreadLine, ToolCalls
+from rlinf.agents.tool_calls import Caller, ThreadCaller, ToolCalls
 from rlinf.config.registry import load_attribute
 from rlinf.errors import RunFailure, in_section
 
@@ -75,7 +75,7 @@ class ToolUse:
         self._tools: dict[str, ToolCalls] = {}
         for name, section in config.tools.items():
             with in_section(f"rollout.agent.tools.{name}"):
-                begin = _lines(name, section, by_names=config.calls == "chat_template")
+                begin = _callers(name, section, by_names=config.calls == "chat_template")
                 self._tools[name] = ToolCalls(name, begin, seconds=config.max_call_seconds)
         coded = (self._encoded, self._decoded)
         self._form: CallForm
@@ -183,10 +183,10 @@ class ToolUse:
         return text
 
 
-def _lines(name: str, section: ToolConfig, *, by_names: bool) -> Callable[[], Line]:
-    """What begins a line of calls of a tool."""
-    if section.line is not None:
-        return partial(load_attribute(section.line), section, by_names=by_names)
+def _callers(name: str, section: ToolConfig, *, by_names: bool) -> Callable[[], Caller]:
+    """What begins those that call a tool, one for each call at the same time."""
+    if section.caller is not None:
+        return partial(load_attribute(section.caller), section, by_names=by_names)
     tool = section.build()
     tool.check_calls(by_names=by_names)
-    return partial(ThreadLine, name, tool)
+    return partial(ThreadCaller, name, tool)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from rlinf.agents.tool import AgentConfig, Tool
-from rlinf.agents.tool_calls import ThreadLine, ToolCalls
+from rlinf.agents.tool_calls import ThreadCaller, ToolCalls
 from rlinf.data.sequences import StopReason
 from rlinf.data.tasks import ANSWER_TAGS
 from rlinf.data.tokenizer import train_tokenizer
@@ -39,7 +39,7 @@ class Told(Tool):
 
 def calls_of(name: str, function: Callable[[str], Any], *, seconds: float) -> ToolCalls:
     """Calls of a tool that does what a function does."""
-    return ToolCalls(name, partial(ThreadLine, name, Told(function)), seconds=seconds)
+    return ToolCalls(name, partial(ThreadCaller, name, Told(function)), seconds=seconds)
 
 
 class ScriptedEngine(Engine):

@@ -100,12 +100,12 @@ def test_calls_at_the_same_time_have_a_process_each(calls: ToolCalls) -> None:
 
 
 def test_values_by_names_are_what_the_model_wrote(config: FunctionToolConfig) -> None:
-    line = FunctionProcess(config, by_names=True)
+    caller = FunctionProcess(config, by_names=True)
     try:
-        assert line.reply({"word": {"__array__": 0}}, 10) == "{'__array__': 0}?1"
-        assert str(line.reply({"words": 1}, 10)) == "missing a required argument: 'word'"
+        assert caller.reply({"word": {"__array__": 0}}, 10) == "{'__array__': 0}?1"
+        assert str(caller.reply({"words": 1}, 10)) == "missing a required argument: 'word'"
     finally:
-        line.close()
+        caller.close()
 
 
 def test_a_function_that_cannot_be_called_is_refused_at_once(

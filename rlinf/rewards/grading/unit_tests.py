@@ -213,41 +213,33 @@ def _run_setup(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any] | No
     Run once more without the program, it shows whose fault that is: one of the data set is told,
     and a program must not be able to make it look like one. A name that is missing may be either.
     """
-    try:
-        exec(code, namespace)
-    except NotPlainError as error:
-        return {"unusable": str(error)}
-    except ProgramGoneError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the program has caused
-        verdict = {"passed": False, "why": _told(error)}
-        if isinstance(error, NameError):
-            verdict["doubtful"] = f"the setup of tests, or the program, lacks a name: {error}"[:300]
-    else:
-        return None
-    try:
-        exec(code, {"__name__": "tests"})
-    except NameError:
-        pass
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - the data set is wrong
-        return {"unusable": f"the setup of the tests raises {_told(error)}"}
-    return verdict
-
-
-def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:300]
+    verdict, error = _run(code, namespace)
+    if error is None or "unusable" in verdict:
+        return None if error is None else verdict
+    if isinstance(error, NameError):
+        verdict["doubtful"] = f"the setup of tests, or the program, lacks a name: {error}"[:300]
+    alone, error = _run(code, {"__name__": "tests"})
+    if error is None or isinstance(error, NameError):
+        return verdict
+    return {"unusable": f"the setup of the tests raises {alone['why']}"}
 
 
 def _run_test(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any]:
+    verdict, _ = _run(code, namespace)
+    return verdict
+
+
+def _run(code: CodeType, namespace: dict[str, Any]) -> tuple[dict[str, Any], BaseException | None]:
+    """The verdict on what raises, or does not, and what it raised."""
     try:
         exec(code, namespace)
     except NotPlainError as error:
-        return {"unusable": str(error)}
+        return {"unusable": str(error)}, error
     except ProgramGoneError:
         raise
-    except Exception as error:  # noqa: BLE001 - a test fails by raising
-        return {"passed": False, "why": _told(error)}
-    return {"passed": True}
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - a test fails by raising
+        return {"passed": False, "why": f"{type(error).__name__}: {error}"[:300]}, error
+    return {"passed": True}, None
 
 
 def main() -> None:

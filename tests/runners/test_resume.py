@@ -14,11 +14,13 @@ import pytest
 from rlinf.cli.main import main
 from rlinf.envs.spec import EnvSpec
 from rlinf.monitor.run_directory import RunDirectory
+from rlinf.runners import groups
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.groups import Groups
 from rlinf.runners.run import Run
 from rlinf.scheduler import Cluster
 from rlinf.scheduler.cpu_slots import OVERSUBSCRIBE_VARIABLE
+from rlinf.scheduler.runtime import local
 from rlinf.workers.env import EnvWorker
 
 from . import reasoning_support, supervised_support, support
@@ -179,6 +181,8 @@ def test_who_asks_for_the_end_waits_for_no_workers_that_start(
         return begin(worker)
 
     monkeypatch.setattr(EnvWorker, "start", interrupted)
+    monkeypatch.setattr(groups, "_PATIENCE_SECONDS", 0.1)  # it ends for nobody
+    monkeypatch.setattr(local, "_JOIN_SECONDS", 0.1)
     try:
         assert main(["train", recipe, "--run-dir", str(run)]) == 130
     finally:

@@ -99,7 +99,7 @@ SLOW_REWARD = """
 import time
 
 def late(sample):
-    time.sleep(0.05)
+    time.sleep(0.02)
     return 0.0
 """
 

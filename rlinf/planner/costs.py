@@ -36,7 +36,8 @@ class CostModel:
     where none names this kind, those without a kind are taken for it, and :attr:`assumed` says so.
 
     A plan gives a component one process on ``devices_per_process`` devices. Measurements of other
-    numbers of processes on the same devices count only where there are none of a plan's.
+    numbers of processes on the same devices count only where there are none of a plan's, neither of
+    as many pipeline stages nor of one, from which several are told; :meth:`extensions` says so.
 
     Raises:
         ConfigError: There is no measurement on this kind, or of several where none is asked for, or
@@ -66,7 +67,7 @@ class CostModel:
                 f"'{name}' was not measured on {kind}; measured on {named_kinds(kinds)}"
             )
         self._devices_per_process = devices_per_process
-        used, self._others = _as_planned(used, devices_per_process)
+        used = _as_planned(used, devices_per_process)
         self._curves: dict[int, list[_ItemCurve]] = {}
         for stages in sorted({m.pipeline_stages for m in used}):
             of_stages = [m for m in used if m.pipeline_stages == stages]
@@ -141,9 +142,14 @@ class CostModel:
             known = f"{low:g}" if low == high else f"{low:g}–{high:g}"
             where = f"{inside[0].devices} device{'' if inside[0].devices == 1 else 's'}"
             found.append(f"{items:g} items from {known} on {where}")
-        if self._others:
-            own = max(1, devices // self._devices_per_process)
-            found.append(f"{own} process{'' if own == 1 else 'es'} from {self._others}")
+        together = self._devices_per_process
+        others = {
+            n for c in inside for n in c.processes - {_planned_processes(c.devices, together)}
+        }
+        if others:
+            own = _planned_processes(devices, together)
+            several = "" if own == 1 else "es"
+            found.append(f"{own} process{several} from {join_choices(sorted(others))}")
         return tuple(found)
 
     def covers(self, stages: int) -> bool:
@@ -200,22 +206,31 @@ class CostModel:
         return np.where(legal, law.factor_per_doubling**doublings, np.inf)
 
 
-def _as_planned(
-    measurements: Sequence[Measurement], devices_per_process: int
-) -> tuple[list[Measurement], str]:
-    """Those with as many processes as a plan has; or without any, those most like it, and how many
-    processes these have, in words."""
+def _planned_processes(devices: int, devices_per_process: int) -> int:
+    """Processes that a plan has on so many devices."""
+    return max(1, devices // devices_per_process)
+
+
+def _as_planned(measurements: Sequence[Measurement], devices_per_process: int) -> list[Measurement]:
+    """Those with as many processes as a plan has; where there are none, those most like it."""
 
     def beside(measured: Measurement) -> int:
-        planned = max(1, measured.devices // devices_per_process)
+        planned = _planned_processes(measured.devices, devices_per_process)
         return abs((measured.processes or planned) - planned)
 
+    def size(measured: Measurement) -> tuple[int, int, int]:
+        return measured.pipeline_stages, measured.devices, measured.items
+
     planned = [measured for measured in measurements if not beside(measured)]
-    if planned:
-        return planned, ""
-    ranked = sorted(measurements, key=beside, reverse=True)
-    nearest = list({(m.pipeline_stages, m.devices, m.items): m for m in ranked}.values())
-    return nearest, join_choices(sorted({m.processes for m in nearest if m.processes}))
+    known = {(m.pipeline_stages, m.devices) for m in planned}
+    others = [
+        m for m in measurements if not known & {(m.pipeline_stages, m.devices), (1, m.devices)}
+    ]
+    nearest = {size(m): m for m in sorted(others, key=beside, reverse=True)}
+    # Of one size, a figure that says its processes is surer than one that leaves them to be assumed.
+    said = {size(m) for m in planned if m.processes is not None}
+    kept = [m for m in planned if m.processes is not None or size(m) not in said]
+    return [*kept, *nearest.values()]
 
 
 class _ItemCurve:
@@ -224,6 +239,7 @@ class _ItemCurve:
     def __init__(self, name: str, measurements: Sequence[Measurement]) -> None:
         points = sorted(measurements, key=lambda m: m.items)
         self.devices = points[0].devices
+        self.processes = {p.processes for p in points if p.processes is not None}
         self.items = np.array([p.items for p in points], float)
         self._seconds = np.array([p.seconds for p in points])
         self._closing = np.array([p.closing_seconds / p.seconds for p in points]).clip(0, 1)

@@ -48,8 +48,9 @@ class Measurement(StrictModel):
 
     @property
     def size(self) -> tuple[str, int, int, int, int]:
-        """What tells it from other measurements of the component."""
-        processes = self.processes or self.devices
+        """What tells it from other measurements of the component; 0: processes are not said, as how
+        many devices belong together is not known here."""
+        processes = self.processes or 0
         return self.device_kind, self.pipeline_stages, self.devices, self.items, processes
 
 

@@ -137,29 +137,65 @@ def test_one_sub_batch_is_not_told_from_two():
             model.check_devices(1, stages)
 
 
+def at(devices, processes, seconds, items=8, stages=1):
+    return Measurement(
+        items=items,
+        devices=devices,
+        processes=processes,
+        pipeline_stages=stages,
+        seconds=seconds,
+        origin="test",
+    )
+
+
+def model_of(*measurements, **others):
+    return CostModel("x", ComponentProfile(measurements=measurements), **others)
+
+
 def test_figures_of_as_many_processes_as_a_plan_has_count():
-    def at(devices, processes, seconds, items=8):
-        return Measurement(
-            items=items, devices=devices, processes=processes, seconds=seconds, origin="test"
-        )
-
-    def model(*measurements, **others):
-        return CostModel("x", ComponentProfile(measurements=measurements), **others)
-
     four, one, two = at(1, 4, 0.25), at(1, 1, 1.0), at(2, 2, 0.5)
-    both = model(four, one, two)
+    both = model_of(four, one, two)
     assert (both.seconds(8, 1), both.seconds(8, 2)) == (1.0, 0.5)
     assert both.extensions(8, 1) == ()
     # Those of other sizes do not count either.
-    assert model(at(1, 4, 0.1, items=4), one).seconds(4, 1) == 1.0
+    assert model_of(at(1, 4, 0.1, items=4), one).seconds(4, 1) == 1.0
     # Where there are no others they count, and it is said.
-    alone = model(four, at(1, 8, 0.125))
+    alone = model_of(four, at(1, 8, 0.125))
     assert alone.seconds(8, 1) == 0.25
     assert alone.extensions(8, 1) == ("1 process from 4",)
-    engines = model(at(4, 4, 1.0), at(4, 2, 2.0), devices_per_process=2)
+    engines = model_of(at(4, 4, 1.0), at(4, 2, 2.0), devices_per_process=2)
     assert engines.seconds(8, 4) == 2.0
-    unsaid = model(at(4, None, 1.0), devices_per_process=4)
+    unsaid = model_of(at(4, None, 1.0), devices_per_process=4)
     assert unsaid.extensions(8, 4) == ()
+
+
+def test_figures_of_other_processes_count_on_the_devices_that_have_none_of_a_plans():
+    several = model_of(at(1, 1, 1.0), at(2, 4, 0.6), at(4, 8, 0.4))
+    assert [several.seconds(8, devices) for devices in (1, 2, 4)] == [1.0, 0.6, 0.4]
+    assert several.bounds() == (1, 4)
+    assert several.extensions(8, 1) == ()
+    assert several.extensions(8, 2) == ("2 processes from 4",)
+    assert several.extensions(8, 3) == ("3 processes from 4, 8",)
+    first = model_of(at(1, 2, 4.0), at(4, 4, 1.0))
+    assert (first.seconds(8, 1), first.seconds(8, 4)) == (4.0, 1.0)
+    assert first.extensions(8, 1) == ("1 process from 2",)
+    assert first.extensions(8, 4) == ()
+
+
+def test_pipeline_stages_are_told_from_one_rather_than_from_other_processes():
+    told = model_of(at(1, 1, 1.0), at(1, 4, 0.1, stages=2))
+    assert (told.seconds(8, 1, 2), told.extensions(8, 1, 2)) == (
+        2.0,
+        ("2 pipeline stages from 1", "4 items from 8 on 1 device"),
+    )
+    alone = model_of(at(1, 4, 0.1), at(1, 1, 1.0, stages=2))
+    assert (alone.seconds(8, 1, 1), alone.seconds(8, 1, 2)) == (0.1, 1.0)
+
+
+@pytest.mark.parametrize("turned", [1, -1])
+def test_of_one_size_the_figure_that_says_its_processes_counts(turned):
+    found = model_of(*(at(2, None, 4.0), at(2, 1, 3.0))[::turned], devices_per_process=2)
+    assert (found.seconds(8, 2), found.extensions(8, 2)) == (3.0, ())
 
 
 def test_a_plan_needs_the_pipeline_stages_that_were_measured():

@@ -191,6 +191,13 @@ def test_trials_with_other_numbers_of_processes_on_the_same_devices_stay_apart()
     }  # fmt: skip
 
 
+def test_unsaid_processes_are_not_taken_for_one_on_each_device() -> None:
+    said = Measurement(items=8, devices=2, processes=2, seconds=1.0, origin="a trial")
+    unsaid = said.model_copy(update={"processes": None, "origin": "a publication"})
+    of_each = [{"rollout": ComponentProfile(measurements=(each,))} for each in (said, unsaid)]
+    assert set(merged(of_each)["rollout"].measurements) == {said, unsaid}
+
+
 def test_trials_that_follow_each_other_are_pooled() -> None:
     few, many = recorder(), recorder()
     few.observe(step(5.0, 1.0, 1.0))

@@ -78,9 +78,12 @@ def run_given(source: str, overrides: Sequence[str] | None, recipes: Iterable[st
 
 
 def is_recipe(source: str, *, runs_first: bool = True) -> bool:
-    """Whether the words name a recipe; with ``runs_first`` a run of that name wins."""
-    places = (Path(source).expanduser(), Path("runs", source))
-    if runs_first and any(path.is_dir() for path in places):
+    """Whether the words name a recipe; with ``runs_first`` a run or checkpoint of that name wins.
+
+    A directory that is neither does not: the runs of a recipe lie in one of its name.
+    """
+    places = (Path(source).expanduser(), _RUNS / source)
+    if runs_first and any(_is_of_a_run(path) for path in places):
         return False
     from rlinf.config.load import find_recipe
 
@@ -89,6 +92,11 @@ def is_recipe(source: str, *, runs_first: bool = True) -> bool:
     except ConfigError:
         return source.endswith((".yaml", ".yml"))
     return True
+
+
+def _is_of_a_run(path: Path) -> bool:
+    inside = path.is_dir() and path.parent.name == "checkpoints"
+    return inside or any((path / name).is_file() for name in (CONFIG_FILE, _MANIFEST))
 
 
 def _hint(given: str, recipes: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 from rlinf.checkpoint.files import is_disk_full
 from rlinf.config.dump import to_data
 from rlinf.config.load import load_recipe
+from rlinf.config.named_files import LATEST
 from rlinf.config.validate import validate
 from rlinf.data.specifications import HashedSpec, SpecifiedResult
 from rlinf.data.specifications import compare as compare_results
@@ -134,9 +135,11 @@ def require_beginning(config: PlacedConfig, recipe: str) -> Path:
     if found is None:
         made = getattr(getattr(config, "model", None), "architecture", None) is not None
         more = " model.architecture=null" if made else ""
+        newest = Path(config.runner.output_dir).expanduser() / Path(recipe).stem / LATEST
+        run = newest if newest.exists() else f"the run of `rlinf train {recipe}`"
         raise ConfigError(
             f"{recipe} begins with random weights; nearest: model.path=DIRECTORY{more}, for a "
-            f"model that is there, or the run of `rlinf train {recipe}`"
+            f"model that is there, or {run}"
         )
     return found
 

@@ -115,7 +115,7 @@ class Run:
             if former is None:
                 self.task.begin(self)
                 self._state_of_task()  # of a wrong form it would be found after steps to commit
-            self.directory.begun = True
+            self.directory.begun = bool(self._store.steps())
             self._warm_up()
             observe = self._observer()
             self._progress = stack.enter_context(
@@ -168,6 +168,7 @@ class Run:
         if self._evaluates_now():
             metrics.update(self.evaluate("periodic"))
         self._metrics_log.log(self.state.step, metrics)
+        self.directory.begun = True
         self._progress.update(self.state.step, metrics)
         self._timeline.write(report.events)
         minutes = (time.monotonic() - self._saved_at) / 60

@@ -347,6 +347,9 @@ def test_the_run_around_a_wrong_path_is_named(
         ("quickstart/latset", "did you mean `quickstart/latest`?"),
     ):
         contains(refused(capsys, ["view", given]), [given, nearest])
+    # The runs of a recipe lie in a directory of its name, which does not take that from it.
+    contains(refused(capsys, ["eval", "quickstart"]), ["model.path", "runs/quickstart/latest"])
+    contains(refused(capsys, ["eval", "quickstart", "model.path=x.safetensors"]), ["x.safetensors"])
 
 
 def test_runs_and_checkpoints_are_not_mistaken(

@@ -7,12 +7,14 @@ import signal
 import threading
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from rlinf.cli.main import main
 from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners import groups
 from rlinf.runners.embodied import Embodied
@@ -192,6 +194,18 @@ def test_who_asks_for_the_end_waits_for_no_workers_that_start(
     monkeypatch.setattr(EnvWorker, "start", begin)
     finish("resume", str(run))
     support.assert_equal_runs(whole, run)
+
+
+def test_a_mistake_that_the_first_rollout_shows_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the directory is taken, and the corrected recipe can neither begin nor go on there."""
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr(EnvWorker, "interact", Mock(side_effect=ConfigError("no such key")))
+        assert main(["train", recipe, "--run-dir", str(run)]) == 2
+    assert "left nothing behind" in capsys.readouterr().out
+    assert not run.exists()
 
 
 @needs_two_cores

@@ -227,7 +227,7 @@ def _as_planned(measurements: Sequence[Measurement], devices_per_process: int) -
         m for m in measurements if not known & {(m.pipeline_stages, m.devices), (1, m.devices)}
     ]
     nearest = {size(m): m for m in sorted(others, key=beside, reverse=True)}
-    # Of one size, a figure that says its processes is surer than one that leaves them to be assumed.
+    # Of one size, a figure that says its processes is surer than one that leaves them assumed.
     said = {size(m) for m in planned if m.processes is not None}
     kept = [m for m in planned if m.processes is not None or size(m) not in said]
     return [*kept, *nearest.values()]

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _PREFIX = "base_model.model."
 _SHOWN = 3  # names in a message
+_ALL = slice(None)
 _BEGUN = "_rlinf_begun"  # attribute of layers whose adapter is from a file
 
 
@@ -194,7 +195,7 @@ def begins_with_adapter(model: nn.Module) -> bool:
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
     """Compute with the frozen weights alone."""
-    layers = [part for part in adapted_layers(model).values() if hasattr(part, "base_layer")]
+    layers = list(adapted_layers(model).values())
     # Peft's own switch also changes which parameters are trained.
     for layer in layers:
         layer._disable_adapters = True
@@ -222,6 +223,7 @@ class AdaptedLinear(nn.Module):
 
     lora_base: Tensor
     lora_scale: Tensor
+    _disable_adapters = False  # named as in layers of peft; see `without_adapter`
 
     def __init__(
         self, layer: nn.Linear, config: AdapterConfig, *, generator: torch.Generator
@@ -238,6 +240,8 @@ class AdaptedLinear(nn.Module):
     @property
     def weight(self) -> Tensor:
         """[out, in] the matrix with its update."""
+        if self._disable_adapters:
+            return self.lora_base
         return merged(self.lora_base, self.lora_A, self.lora_B, self.lora_scale)
 
     def forward(self, features: Tensor) -> Tensor:
@@ -257,6 +261,7 @@ class LowRankLinear(nn.Module):
     """
 
     lora_scale: Tensor
+    _disable_adapters = False  # named as in layers of peft; see `without_adapter`
 
     def __init__(
         self, layer: nn.Linear, config: AdapterConfig, *, generator: torch.Generator
@@ -274,10 +279,14 @@ class LowRankLinear(nn.Module):
         """[..., in] to [..., out]."""
         return functional.linear(features, self.weight, self.bias) + self.update(features)
 
-    def update(self, features: Tensor) -> Tensor:
-        """[..., in] to [..., out], s · B A x alone, in the number format of the features."""
+    def update(self, features: Tensor, rows: slice = _ALL) -> Tensor:
+        """[..., in] to some ``rows`` of [..., out], s · B A x alone, in the number format of the
+        features; a scalar 0 within :func:`without_adapter`."""
+        if self._disable_adapters:
+            return features.new_zeros(())
         low = functional.linear(features, self.lora_A.to(features.dtype))
-        return functional.linear(low, self.lora_B.to(low.dtype)) * self.lora_scale.to(low.dtype)
+        second = self.lora_B[rows].to(low.dtype)
+        return functional.linear(low, second) * self.lora_scale.to(low.dtype)
 
 
 def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:

@@ -27,7 +27,7 @@ from rlinf.conformance import CheckResult, outcome, require
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
-from rlinf.models.adapters import adapt_policy, in_precision
+from rlinf.models.adapters import adapt_policy, in_precision, without_adapter
 from rlinf.models.config import ModelConfig
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import RAW_ACTIONS, ActionSample, Policy, draw_noise
@@ -258,6 +258,9 @@ def _check_adapters(subject: PolicySubject) -> str:
     begun, without = (subject.compared(subject.acted(each)[1]) for each in (policy, plain))
     _near(begun, without, "log-probs of fresh adapters")
     _moved(policy, only=".lora_B")
+    with without_adapter(policy):
+        switched_off = subject.compared(subject.acted(policy)[1])
+    _near(switched_off, without, "log-probs without the adapters")
     if policy.base is None:
         return "adapters change nothing at first"
     receiver = subject.policy()

@@ -5,10 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 
+from rlinf.algorithms.batch import Batch
+from rlinf.algorithms.config import GRPOConfig
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import AdaptedLinear, LowRankLinear, without_adapter
 from rlinf.models.config import CNNConfig, SquashedMLPConfig
+from rlinf.models.language_config import AdapterConfig
 from rlinf.trainers.config import ActorConfig
 from rlinf.trainers.trainer import Trainer, saved_weights
+from tests.models.vla import test_pi0_policy as vla
 from tests.trainers.test_trainer import SAMPLES, stamped
 
 LORA = {"rank": 2, "alpha": 4.0}
@@ -88,6 +93,39 @@ def test_the_reference_is_the_policy_that_the_run_began_with(make_policy, make_a
     one.train(batch, 0)
     assert (one.log_probs(batch) - before).abs().max() > 1e-3
     assert torch.equal(one.reference_log_probs(batch), before)
+
+
+def test_without_values_adapters_are_all_that_is_trained_and_the_reference_is_without_them():
+    policy = vla.build("pi05", value_dim=0, method="flow_sde")
+    sample = policy.sample(vla.seen(), vla.drawn(policy))
+    algorithm = GRPOConfig(type="grpo", kl_beta=0.1).build(family="actions", group_size=2)
+    config = ActorConfig(global_batch_size=vla.ROWS, lora=LORA, optim={"lr": 1e-2})
+    one = Trainer({"policy": policy}, algorithm, config, total_steps=10, seed=5)
+    batch = one.with_log_probs(
+        Batch.of(
+            inputs=vla.seen() | sample.forward_inputs,
+            mask=torch.ones(vla.ROWS, 1),
+            log_probs=sample.log_probs.flatten(1).sum(dim=1, keepdim=True),
+            advantages=torch.linspace(-1.0, 1.0, vla.ROWS).unsqueeze(1),
+            version=0,
+        )
+    )
+    assert not one.keeps_reference
+    one.train(batch, 0)
+    assert (one.log_probs(batch) - batch.reference_log_probs).abs().max() > 1e-2
+    assert torch.equal(one.reference_log_probs(batch), batch.reference_log_probs)
+
+
+@pytest.mark.parametrize("make", [AdaptedLinear, LowRankLinear])
+def test_every_kind_of_adapted_layer_can_be_switched_off(make):
+    plain, features = torch.nn.Linear(4, 3), torch.rand(5, 4)
+    layer = make(plain, AdapterConfig(rank=2), generator=torch.Generator().manual_seed(0))
+    torch.nn.init.ones_(layer.lora_B)
+    changed = layer(features)
+    with without_adapter(torch.nn.Sequential(layer)):
+        assert torch.equal(layer(features), plain(features))
+    assert torch.equal(layer(features), changed)
+    assert (changed - plain(features)).abs().max() > 1e-2
 
 
 def test_layers_are_chosen_by_parts_of_their_names(make_policy, make_algorithm):

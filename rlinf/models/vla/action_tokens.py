@@ -119,7 +119,5 @@ def logits_of_rows(layer: torch.nn.Module, hidden: Tensor, rows: slice) -> Tenso
     weight = layer.get_parameter("weight")
     logits = functional.linear(hidden, weight[rows])
     if isinstance(layer, LowRankLinear):
-        low = functional.linear(hidden, layer.lora_A)
-        update = functional.linear(low, layer.lora_B[rows])
-        logits = logits + update * layer.lora_scale.to(low.dtype)
+        logits = logits + layer.update(hidden, rows)
     return logits

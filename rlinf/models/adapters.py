@@ -75,7 +75,7 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
     """The section as peft has it.
 
     Raises:
-        ConfigError: The model has no such layer.
+        ConfigError: The model has no such layer, or it can have no adapter.
     """
     import peft
 
@@ -86,16 +86,22 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and id(part) not in seeing
     }
-    beside = _beside_experts(model)
-    names = {last_part(name) for name in layers} - beside
+    beside, tied = _beside_experts(model), _tied_to_embedding(model)
+    names = {last_part(name) for name in layers} - beside - tied
     for name in config.target_modules or ():
         if name in names:
             continue
-        reason = (
-            f"layers {name} of a mixture of experts take no adapter, as its experts are one tensor"
-            if name in beside
-            else f"the model has no linear layer {name}"
-        )
+        reason = f"the model has no linear layer {name}"
+        if name in beside:
+            reason = (
+                f"layers {name} of a mixture of experts take no adapter, as its experts are one "
+                "tensor"
+            )
+        elif name in tied:
+            reason = (
+                f"{name} has the weights of the input embedding, which an adapter of it alone "
+                "cannot be merged into"
+            )
         raise ConfigError(
             f"{reason}; legal: {', '.join(sorted(names))}", key="actor.lora.target_modules"
         )
@@ -127,6 +133,16 @@ def _beside_experts(model: nn.Module) -> set[str]:
         for name, part in model.named_modules()
     )
     return {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"} if fused else set()
+
+
+def _tied_to_embedding(model: Any) -> set[str]:
+    """Last names of linear layers whose weights are those of the input embedding."""
+    embedding = model.get_input_embeddings().weight
+    return {
+        last_part(name)
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and part.weight is embedding
+    }
 
 
 def load_adapter(model: Any, config: LoraConfig) -> None:

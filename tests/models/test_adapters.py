@@ -33,8 +33,8 @@ SIZES = {
 }
 
 
-def _model() -> Any:
-    config = Qwen2Config(**SIZES, num_hidden_layers=1)
+def _model(*, tied: bool = False) -> Any:
+    config = Qwen2Config(**SIZES, num_hidden_layers=1, tie_word_embeddings=tied)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return Qwen2ForCausalLM(config)
@@ -163,6 +163,19 @@ def test_experts_take_no_adapter(name: str) -> None:
     lora = LoraConfig(rank=4, target_modules=("q_proj", name))
     with pytest.raises(ConfigError, match=rf"{name} of a mixture .* legal: k_proj, .*q_proj"):
         inject_adapters(_mixture(), lora, seed=1)
+
+
+def test_an_output_layer_that_is_the_input_embedding_takes_no_adapter() -> None:
+    lora = LoraConfig(rank=4, target_modules=("q_proj", "lm_head"))
+    with pytest.raises(ConfigError, match="lm_head has the weights of the input emb") as caught:
+        inject_adapters(_model(tied=True), lora, seed=1)
+    assert caught.value.key == "actor.lora.target_modules"
+    legal = str(caught.value).partition("legal: ")[2]
+    assert "q_proj" in legal
+    assert "lm_head" not in legal
+    own = _model()
+    inject_adapters(own, lora, seed=1)
+    assert any("lm_head" in name for name in _adapter(own))
 
 
 def test_the_factor_of_an_adapter_is_alpha_over_its_rank() -> None:

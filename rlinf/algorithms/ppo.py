@@ -226,10 +226,13 @@ class PPO(ClippedObjective):
         """Not during the warm-up of a critic of its own."""
         return self.config.family == "actions" or not self._warms_up(step)
 
+    def trains_values_alone(self, step: int) -> bool:
+        """During the warm-up of a critic that is part of the policy."""
+        return self.config.family == "actions" and self._warms_up(step)
+
     def begin_phase(self, step: int) -> None:
         """While a critic that is part of the policy warms up, the values are all its loss."""
-        warms_up = self.config.family == "actions" and self._warms_up(step)
-        self._policy_weight = 0.0 if warms_up else 1.0
+        self._policy_weight = 0.0 if self.trains_values_alone(step) else 1.0
 
     def _warms_up(self, step: int) -> bool:
         return step < self.config.critic_warmup_steps

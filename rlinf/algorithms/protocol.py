@@ -112,6 +112,12 @@ class Algorithm(ABC):
         del step
         return True
 
+    def trains_values_alone(self, step: int) -> bool:
+        """Whether in this step of the run all of a policy that acts stays as it is but the
+        parameters that only its values depend on."""
+        del step
+        return False
+
     def begin_phase(self, step: int) -> None:
         """Get ready for the training phase of this number, from 0."""
 

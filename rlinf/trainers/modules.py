@@ -157,10 +157,14 @@ class TrainedModules:
         """Global L2 norm of the gradient of each module, the same on every rank."""
         return {name: self.held[name].gradient_norm() for name in names}
 
-    def step(self, norms: Mapping[str, float], *, factor: float) -> None:
-        """Clip the gradients of modules, of these norms, and apply them."""
+    def step(
+        self, norms: Mapping[str, float], *, factor: float, values_alone: bool = False
+    ) -> None:
+        """Clip the gradients of modules, of these norms, and apply them, or only those of their
+        values."""
         for name, norm in norms.items():
-            self.held[name].apply_step(norm=norm, factor=factor)
+            held = self.held[name]
+            held.apply_step(norm=norm, factor=factor, values_alone=values_alone)
 
     def settle(self) -> None:
         """Let modules be written to as they are kept, not as a forward pass gathered them."""

@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from rlinf.errors import ConfigError
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
-from rlinf.trainers.optimizer import learning_rates
+from rlinf.trainers.optimizer import Place, learning_rates
 from rlinf.trainers.ranks import Grid
 from rlinf.trainers.trained import DTYPES, Source, TrainedModule, local_part
 
@@ -138,6 +138,10 @@ class ShardedModule(TrainedModule):
     def master(self) -> Source:
         """The same: they are rounded when they are gathered."""
         return self.used()
+
+    def _place(self, name: str) -> Place:
+        """The whole of a tensor of its own."""
+        return self._numbers[name], ...
 
     def part(self, name: str, source: Source) -> Tensor:
         """A DTensor."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from rlinf.checkpoint.weights import check_compatible
 from rlinf.models.language import saved_buffers
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
-from rlinf.trainers.optimizer import AdamW, learning_rates
+from rlinf.trainers.optimizer import AdamW, Place, learning_rates, value_names
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -90,6 +90,10 @@ class TrainedModule(ABC):
         """The float32 weights."""
 
     @abstractmethod
+    def _place(self, name: str) -> Place:
+        """Where a parameter lies in a source."""
+
+    @abstractmethod
     def part(self, name: str, source: Source) -> Tensor:
         """One parameter's part of a source; distributed where there are ranks. Shares memory."""
 
@@ -126,17 +130,27 @@ class TrainedModule(ABC):
 
     def restart_optimizer(self, *, blank: bool = False) -> None:
         """Forget all moments; ``blank``: they are going to be set, and need not be 0."""
-        tensors, rates = (self.master(), self.rates) if self._optim else ([], [])
-        config = self._optim or self._config.optim
-        self.optimizer = AdamW(tensors, config, rates=rates, blank=blank)
+        if self._optim is None:
+            self.optimizer = AdamW([], self._config.optim, rates=[], blank=blank)
+            return
+        values = value_names(self.module, self.named)
+        self.optimizer = AdamW(
+            self.master(),
+            self._optim,
+            rates=self.rates,
+            values=[self._place(name) for name in self.named if name in values],
+            rest=[self._place(name) for name in self.named if name not in values],
+            blank=blank,
+        )
 
-    def apply_step(self, *, norm: float, factor: float) -> None:
-        """Clip the gradients of this norm and step."""
+    def apply_step(self, *, norm: float, factor: float, values_alone: bool = False) -> None:
+        """Clip the gradients of this norm and step, or only what the module names as
+        ``value_parameters``."""
         limit = self.optimizer.config.max_grad_norm
         gradients = self.gradients()
         if limit is not None and norm > limit:
             torch._foreach_mul_(gradients, limit / (norm + 1e-6))
-        self.optimizer.step(gradients, factor=factor)
+        self.optimizer.step(gradients, factor=factor, values_alone=values_alone)
         self.changed()
 
     def offload(self) -> None:
@@ -304,6 +318,10 @@ class PlainModule(TrainedModule):
     def master(self) -> Source:
         """A vector for each learning rate."""
         return self._groups(self._master)
+
+    def _place(self, name: str) -> Place:
+        """A part of the vector of its learning rate."""
+        return self._slices[name]
 
     def part(self, name: str, source: Source) -> Tensor:
         """A view."""

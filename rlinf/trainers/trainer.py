@@ -350,8 +350,10 @@ class Trainer:
             return Update("refused", metrics)
         if not is_finite:
             return Update("skipped", metrics)
-        self.modules.step(norms, factor=factor)
-        if POLICY in loss.parameters:
+        of_policy = POLICY in loss.parameters
+        values_alone = of_policy and self._algorithm.trains_values_alone(step)
+        self.modules.step(norms, factor=factor, values_alone=values_alone)
+        if of_policy:
             self._updated_in = step
         return Update("applied", metrics)
 
@@ -439,6 +441,9 @@ class Trainer:
             "version": self.version,
             "updated_in": self._updated_in,
             "skipped": {name: skipped.in_a_row for name, skipped in self._skipped.items()},
+            "values_alone": {
+                name: held.optimizer.values_alone for name, held in self.modules.held.items()
+            },
             BASE: self._base,
         }
 
@@ -454,6 +459,10 @@ class Trainer:
         self._updated_in = int(numbers["updated_in"])
         for name, skipped in self._skipped.items():
             skipped.in_a_row = int(numbers["skipped"][name])
+        # Runs of before stepped everything in each step.
+        alone = numbers.get("values_alone", {})
+        for name, held in self.modules.held.items():
+            held.optimizer.values_alone = int(alone.get(name, 0))
 
     def save_sharded(self, directory: Path) -> list[Path]:
         """Write the same as :meth:`state_dict` into a directory of this checkpoint alone; each rank
@@ -514,11 +523,12 @@ class Trainer:
         if trained is None or ranks is None:
             return
         self.modules.held[POLICY], self.modules.ranks = trained, ranks
-        steps = 0 if former is None else former.optimizer.steps
+        if former is not None:
+            trained.optimizer.steps = former.optimizer.steps
+            trained.optimizer.values_alone = former.optimizer.values_alone
         if numbers is not None:
             self.load_numbers(numbers)
-            steps = int(numbers["steps"])
-        trained.optimizer.steps = steps
+            trained.optimizer.steps = int(numbers["steps"])
         trained.changed()
 
     def offload(self) -> None:

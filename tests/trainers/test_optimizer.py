@@ -32,11 +32,11 @@ def kept(network, config=CONFIG):
     return TrainedModules({"it": network}, TrainerConfig(), Replicas(), optim={"it": config})
 
 
-def train(modules, steps):
+def train(modules, steps, **options):
     network = modules.modules["it"]
     for step in steps:
         modules.gradients(["it"], [step], lambda step: (loss_of(network, step), {"one": ONE}))
-        modules.step(modules.norms(["it"]), factor=1.0 / (1 + step))
+        modules.step(modules.norms(["it"]), factor=1.0 / (1 + step), **options)
     return modules
 
 
@@ -89,3 +89,16 @@ def test_its_state_continues_it(cut):
     whole = train(kept(Network()), range(5))
     for name, value in whole.modules["it"].state_dict().items():
         assert torch.equal(continued.modules["it"].state_dict()[name], value)
+
+
+@pytest.mark.parametrize("value_lr", [0.03, None])
+def test_steps_of_the_values_alone_are_none_of_the_rest(value_lr):
+    config = CONFIG.model_copy(update={"value_lr": value_lr})
+    both, whole, late = Network(), Network(), Network()
+    warmed = train(kept(both, config), range(3), values_alone=True)
+    assert torch.equal(both.policy.weight, Network().policy.weight)
+    train(warmed, range(3, 6))
+    train(kept(whole, config), range(6))
+    train(kept(late, config), range(3, 6))
+    torch.testing.assert_close(both.critic.state_dict(), whole.critic.state_dict())
+    torch.testing.assert_close(both.policy.state_dict(), late.policy.state_dict())

@@ -1,5 +1,6 @@
 """The update is the same whatever the micro batches and ranks, and stops where it must."""
 
+import copy
 import dataclasses
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -271,7 +272,7 @@ def test_continuing_from_a_saved_state_gives_the_same_bits(make_policy, make_alg
     policy = make_policy()
     trajectory = rollout(policy)
     trainer, _ = train(policy, make_algorithm(normalize_rewards=True), trajectory)
-    copy = torch.utils._pytree.tree_map(
+    kept = torch.utils._pytree.tree_map(
         lambda x: x.clone() if torch.is_tensor(x) else x, trainer.state_dict()
     )
     second = stamped(rollout(policy, seed=1), 1)
@@ -279,7 +280,7 @@ def test_continuing_from_a_saved_state_gives_the_same_bits(make_policy, make_alg
 
     other = make_policy()
     resumed, _ = train(other, make_algorithm(normalize_rewards=True), rollout(other, seed=9))
-    resumed.load_state_dict(copy)
+    resumed.load_state_dict(kept)
     resumed.learn(second, 1)
     assert torch.equal(weights(other), weights(policy))
 
@@ -365,6 +366,43 @@ def test_the_critic_warms_up_alone(make_policy, make_algorithm, rollout):
     trainer.learn(stamped(rollout(policy), 1), 1)
     changed = {n.split(".")[0] for n, p in policy.named_parameters() if not p.equal(before[n])}
     assert changed == {"critic", "actor", "log_std"}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_warm_up_is_continued_and_leaves_no_step_behind(
+    make_policy, make_algorithm, rollout, tmp_path, cut
+):
+    def begun():
+        algorithm = make_algorithm(critic_warmup_steps=2)
+        wide = {"first_update_kl_bound": 1e6, "first_update_ratio_bound": 1e6}
+        return trainer_of(make_policy(), algorithm, optim={"weight_decay": 0.1}, **wide)
+
+    def go_on(trainer, steps):
+        for step in steps:
+            trainer.learn(stamped(rollout(make_policy(), seed=step), step), step)
+        return weights(trainer.modules.modules["policy"])
+
+    whole, cut_off, first, second = (begun() for _ in range(4))
+    expected = go_on(whole, range(4))
+    go_on(cut_off, range(cut))
+    first.load_state_dict(copy.deepcopy(cut_off.state_dict()))
+    cut_off.save_sharded(tmp_path / "parts")
+    second.load_sharded(tmp_path / "parts")
+    for resumed in (first, second):
+        assert torch.equal(go_on(resumed, range(cut, 4)), expected)
+    optimizer = whole.modules.held["policy"].optimizer
+    assert optimizer.steps == 2 * optimizer.values_alone > 0
+
+
+def test_a_state_from_before_values_were_stepped_alone_is_read(
+    make_policy, make_algorithm, rollout
+):
+    before, after = (trainer_of(make_policy(), make_algorithm()) for _ in range(2))
+    before.learn(rollout(make_policy()), 0)
+    state = copy.deepcopy(before.state_dict())
+    del state["values_alone"]
+    after.load_state_dict(state)
+    assert after.state_dict()["values_alone"] == {"policy": 0}
 
 
 def test_demonstrations_do_not_move_the_policy_while_the_critic_warms_up(

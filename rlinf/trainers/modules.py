@@ -279,11 +279,12 @@ class KeptWeights:
     def _named_buffers(self) -> dict[str, Tensor]:
         return dict(zip(self._held.buffers(), self.buffers, strict=False))
 
-    def state_dict(self, *, keep: bool) -> dict[str, Any] | None:
-        """Whole weights by name, and buffers, where ``keep``; None without copies."""
+    def state_dict(self, *, keep: bool, copy: bool = False) -> dict[str, Any] | None:
+        """Whole weights by name, and buffers, where ``keep``; None without copies. See
+        :meth:`TrainedModule.state_dict`."""
         if not self.keeps:
             return None
-        whole = self._held.gather(self.weights, keep=keep, dtype=self._dtype)
+        whole = self._held.gather(self.weights, keep=keep, copy=copy, dtype=self._dtype)
         return {"weights": whole, "buffers": self._named_buffers()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -316,6 +317,7 @@ class Average(KeptWeights):
         super().__init__(modules)
         self.weights = [tensor.clone() for tensor in self._held.master()]
         self.buffers = []
+        self._held.beside = self.weights
 
     @torch.no_grad()
     def follow(self, share: float) -> None:

@@ -33,6 +33,7 @@ class TrainedModule(ABC):
         named: The kept parameters by their names in ``module``: those that are trained.
         rates: Learning rate of each tensor of :meth:`master`.
         optimizer: Steps the ``master`` source.
+        beside: Other numbers for the parameters, which are on the device and leave it with them.
     """
 
     named: dict[str, nn.Parameter]
@@ -43,6 +44,7 @@ class TrainedModule(ABC):
         self, module: nn.Module, config: TrainerConfig, optim: OptimizerConfig | None
     ) -> None:
         self.module, self._config, self._optim = module, config, optim
+        self.beside: Source = []
         self._away: dict[str, Offloaded] = {}
 
     def _kept(self) -> dict[str, nn.Parameter]:
@@ -157,9 +159,16 @@ class TrainedModule(ABC):
         """Take from the device what the config names."""
         for kind in ("weights", "gradients", "optimizer"):
             if getattr(self._config.offload, kind) and kind not in self._away:
-                moments = [*self.optimizer.averages, *self.optimizer.squares]
-                tensors = moments if kind == "optimizer" else self._buffers(kind)
-                self._away[kind] = Offloaded(tensors, keep=kind != "gradients")
+                self._away[kind] = Offloaded(self._occupied(kind), keep=kind != "gradients")
+
+    def _occupied(self, kind: str) -> list[Tensor]:
+        """What leaves the device with ``weights``, ``gradients`` or ``optimizer``."""
+        match kind:
+            case "optimizer":
+                return [*self.optimizer.averages, *self.optimizer.squares]
+            case "weights":  # a matrix with an adapter may be a buffer
+                return [*self._buffers(kind), *self.buffers().values(), *self.beside]
+        return self._buffers(kind)
 
     def onload(self, *kinds: str) -> None:
         """Bring everything back, or only some of ``weights``, ``gradients``, ``optimizer``."""

@@ -413,7 +413,7 @@ class Trainer:
         with self.modules.loaded() as away:
             modules = self.modules.state_dict(keep=keep, copy=away)
             kept = {
-                name: None if each is None else each.state_dict(keep=keep)
+                name: None if each is None else each.state_dict(keep=keep, copy=away)
                 for name, each in self._kept.items()
             }
         return {"modules": modules, **kept, **self.numbers()} if keep else {}
@@ -541,8 +541,10 @@ class Trainer:
 
     def close(self) -> None:
         """Give the memory back."""
-        self.reference = self.average = None
         self.modules.onload()
+        for held in self.modules.held.values():
+            held.beside = []
+        self.reference = self.average = None
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import replace
 from typing import Any
@@ -396,6 +397,24 @@ def test_those_who_act_follow(made: Any, lora: Any) -> None:
     resumed = sent(other)
     for name, value in sent(one).items():
         assert torch.equal(resumed[name], value), name
+
+
+def test_those_who_act_leave_the_device_with_the_weights_and_come_back() -> None:
+    one = trainer(tau=0.25)
+    assert one.average is not None
+    for kept in one.average.weights:
+        kept.mul_(0.5)
+    acting, state = sent(one), copy.deepcopy(one.state_dict())
+    one.offload()
+    assert {kept.untyped_storage().nbytes() for kept in one.average.weights} == {0}
+    offloaded = one.state_dict()
+    for name, value in sent(one).items():
+        assert torch.equal(acting[name], value), name
+    for name, value in state["average"]["weights"].items():
+        assert torch.equal(offloaded["average"]["weights"][name], value), name
+    one.onload()
+    for name, value in sent(one).items():
+        assert torch.equal(acting[name], value), name
 
 
 def test_learning_brings_good_actions_nearer(made: Any) -> None:

@@ -128,6 +128,19 @@ def test_every_kind_of_adapted_layer_can_be_switched_off(make):
     assert (changed - plain(features)).abs().max() > 1e-2
 
 
+def test_matrices_with_adapters_leave_the_device_and_come_back(
+    make_policy, make_algorithm, rollout
+):
+    one = trainer_of(make_policy(), make_algorithm())
+    batch, _ = one.prepare(rollout(make_policy()))
+    before = one.log_probs(batch)
+    one.offload()
+    bases = [t for n, t in one.modules.modules["policy"].named_buffers() if "lora_base" in n]
+    assert {tensor.untyped_storage().nbytes() for tensor in bases} == {0}
+    one.onload()
+    assert torch.equal(one.log_probs(batch), before)
+
+
 def test_layers_are_chosen_by_parts_of_their_names(make_policy, make_algorithm):
     names = {"actor.layers.0", "actor.layers.1", "actor.layers.2"}
     assert set(make_policy().adapted_layers()) == names

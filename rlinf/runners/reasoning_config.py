@@ -260,6 +260,13 @@ class ReasoningConfig(AnsweringConfig):
                 "prompt",
                 hint="at least 2",
             )
+        elif algorithm.dynamic_sampling and self.rollout.group_size < 2:
+            yield illegal(
+                "rollout.group_size",
+                f"is {self.rollout.group_size}, but algorithm.dynamic_sampling trains on prompts "
+                "whose answers have different rewards",
+                hint="at least 2, or algorithm.dynamic_sampling: false",
+            )
         sampling = self.rollout.sampling
         if sampling.greedy or sampling.top_k == 1:
             key, hint = ("greedy", "false") if sampling.greedy else ("top_k", "0, of all tokens")

@@ -24,6 +24,12 @@ REFUSED = [
         "4 greedy completions are all the same; nearest: 1",
     ),
     (["rollout.group_size=1"], "rollout.group_size", "at least 2"),
+    (
+        ["rollout.group_size=1", "algorithm={type: reinforce_pp, dynamic_sampling: true}"],
+        "rollout.group_size",
+        "is 1, but algorithm.dynamic_sampling trains on prompts whose answers have different "
+        "rewards; at least 2, or algorithm.dynamic_sampling: false",
+    ),
     (["rollout.sampling.greedy=true"], "rollout.sampling.greedy", "nearest: false"),
     (["rollout.sampling.top_k=1"], "rollout.sampling.top_k", "nearest: 0, of all tokens"),
     (["rollout.prompts=0"], "rollout.prompts", ""),

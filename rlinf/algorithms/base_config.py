@@ -204,7 +204,8 @@ class PolicyConfig(AlgorithmConfig):
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the reference policy in the loss."""
     kl_penalty_type: KLType = "low_var_kl"
-    """Estimator of that KL divergence."""
+    """Estimator of that KL divergence; over what the policy itself draws the gradient of k1 is 0 in
+    the mean, that of k2 is the divergence's."""
     loss_agg_func: Aggregation = "token-mean"
     """Mean over all terms of the global batch; or over rows (answers, chunk steps) of the sum or
     mean of their terms; or of their sum divided by `loss_agg_length` (seq-mean-token-sum-norm)."""

@@ -25,6 +25,9 @@ def kl_estimate(*, log_probs: Tensor, reference_log_probs: Tensor, kl_type: KLTy
     With d = log p_ref − log p and r = exp d: ``k1`` −d (unbiased, any sign), ``abs`` |d|, ``k2``
     d²/2 (biased, low variance), ``k3`` or ``low_var_kl`` r − 1 − d (unbiased, never negative), its
     log-ratio clamped to ±20 and the result to ±10.
+
+    As a loss, over samples of the policy: the mean gradient of ``k1`` is 0, that of ``k2`` is
+    ∇ KL(policy ‖ reference), that of ``k3`` is ∇ KL(reference ‖ policy).
     """
     difference = log_probs - reference_log_probs
     match kl_type:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.distributions import Normal, kl_divergence
@@ -19,6 +21,28 @@ def test_unbiased_estimators_integrate_to_the_divergence(kl_type: KLType) -> Non
     estimate = kl_estimate(log_probs=log_p, reference_log_probs=log_q, kl_type=kl_type)
     expectation = torch.trapezoid(estimate * log_p.exp(), x)
     torch.testing.assert_close(expectation, kl_divergence(POLICY, REFERENCE), rtol=1e-5, atol=1e-6)
+
+
+def test_mean_gradients_are_those_of_the_divergences_and_of_k1_nothing() -> None:
+    log_q = torch.tensor([0.7, 0.2, 0.1], dtype=torch.float64).log()
+
+    def gradient(loss_of: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        logits = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(loss_of(logits.log_softmax(0)).sum(), logits)[0]
+
+    def mean_gradient(kl_type: KLType) -> torch.Tensor:
+        return gradient(
+            lambda log_p: (
+                log_p.exp().detach()
+                * kl_estimate(log_probs=log_p, reference_log_probs=log_q, kl_type=kl_type)
+            )
+        )
+
+    forward = gradient(lambda log_p: log_p.exp() * (log_p - log_q))
+    backward = gradient(lambda log_p: log_q.exp() * (log_q - log_p))
+    torch.testing.assert_close(mean_gradient("k1"), torch.zeros_like(forward))
+    torch.testing.assert_close(mean_gradient("k2"), forward)
+    torch.testing.assert_close(mean_gradient("k3"), backward)
 
 
 def test_values_by_hand() -> None:

@@ -377,3 +377,23 @@ def without_adapters(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             first, second, scale = (tensors[f"{layer}.lora_{kind}"] for kind in ("A", "B", "scale"))
             found[f"{layer}.weight"] = merged(tensor, first, second, scale)
     return found
+
+
+def with_adapters(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The reverse of :func:`without_adapters`: adapters that change nothing, over the matrices.
+
+    Args:
+        tensors: Of a policy without adapters, by name.
+        own: Parameters and saved buffers of the policy whose names are wanted, adapted or not; of
+            the parameters only the shapes are read.
+    """
+    found = dict(tensors)
+    for name in own:
+        layer, is_part, kind = name.rpartition(".lora_")
+        if is_part and kind == "base" and f"{layer}.weight" in found:
+            found[name] = found.pop(f"{layer}.weight")
+            found[f"{layer}.lora_scale"] = own[f"{layer}.lora_scale"]
+            for factor in ("A", "B"):
+                factor_name = f"{layer}.lora_{factor}"
+                found[factor_name] = torch.zeros(own[factor_name].shape)
+    return found

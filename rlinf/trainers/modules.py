@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlinf.checkpoint.weights import check_compatible
 from rlinf.checkpoint.weights_file import read_header
 from rlinf.errors import CheckpointError, ConfigError
-from rlinf.models.adapters import begins_with_adapter, is_adapter, without_adapter
+from rlinf.models.adapters import begins_with_adapter, is_adapter, with_adapters, without_adapter
 from rlinf.models.policy import Policy, repeated_layers
 from rlinf.models.policy_weights import BASE, check_base, read_weights
 from rlinf.scheduler.accelerators import AcceleratorUtil
@@ -354,7 +354,8 @@ class Reference(KeptWeights):
 
     def _read(self, path: Path) -> None:
         held, key = self._held, "algorithm.teacher"
-        found = read_weights(path, key=key)
+        # A run leaves the policy itself, without adapters of its matrices.
+        found = with_adapters(read_weights(path, key=key), {**held.named, **held.buffers()})
         own = {name: tuple(each.shape) for name, each in held.named.items()} | held.buffers()
         policy = held.module
         if isinstance(policy, Policy):

@@ -458,15 +458,17 @@ def test_observations_of_environments_that_wait_do_not_count(make_policy, make_a
     )
 
 
-def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path):
+@pytest.mark.parametrize("lora", [None, {"rank": 8}])
+def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path, lora):
     teacher = MLPConfig(hidden_sizes=(16, 16), policy_gain=1.0).build(env_spec, seed=8)
     path = export_weights(tmp_path / "policy.safetensors", teacher.state_dict())
     student = make_policy()
     algorithm = DistillationConfig(teacher=path).build(family="actions")
-    trainer = trainer_of(student, algorithm, optim=OptimizerConfig(lr=0.01))
-    gaps = []
+    trainer = trainer_of(student, algorithm, optim=OptimizerConfig(lr=0.01), lora=lora)
+    acting, gaps = make_policy(), []
     for step in range(12):
-        trajectory = stamped(rollout(student, seed=step), step)
+        acting.load_state_dict(dict(trainer.weights()))
+        trajectory = stamped(rollout(acting, seed=step), step)
         rows = trainer.prepare(trajectory)[0]
         theirs = teacher.evaluate_actions(rows.inputs).log_probs.flatten(1)
         torch.testing.assert_close(rows.reference_log_probs, theirs, rtol=0, atol=1e-5)

@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -86,8 +86,9 @@ class RealTimeChunks:
             self._chunk, self._place = self._client.infer(observation)["actions"], 0
             waited = time.perf_counter() - began
         if self._next is not None and (self._next.done() or self._place == len(self._chunk)):
-            asked, self._next = self._next, None  # one that is refused must not be met again
-            ready = asked.done()
+            asked, ready = self._next, self._next.done()
+            wait([asked])  # whoever interrupts this leaves it to `reset`, which waits for it
+            self._next = None  # one that is refused must not be met again
             chunk = asked.result()["actions"]
             waited += 0.0 if ready else time.perf_counter() - began
             self._delays.append(self._place - self._asked_at)

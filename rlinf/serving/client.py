@@ -33,7 +33,7 @@ class ActionClient:
     """
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
-        self._timeout, self._open = timeout, ExitStack()
+        self._timeout, self._open, self._closed = timeout, ExitStack(), False
         # A server that is lost does not answer the end of the connection either.
         settings: dict[str, Any] = {
             "compression": None, "max_size": None, "proxy": None, "close_timeout": _FAREWELL
@@ -62,6 +62,8 @@ class ActionClient:
 
         Raises:
             ServerError: The server refuses it, or would (and can be asked again), or is gone.
+                Whatever else ends it before its answer is there, as Ctrl-C does, closes the
+                connection as well.
         """
         request = pack(observation)
         if len(request) >= LARGEST_MESSAGE:
@@ -69,12 +71,21 @@ class ActionClient:
                 f"a request of {len(request):,} bytes is larger than a server takes; nearest: "
                 f"several of less than {LARGEST_MESSAGE:,}"
             )
+        if self._closed:
+            raise ServerError(
+                "the connection is closed, by `close` or because a request was broken off before "
+                "its answer came; connect again"
+            )
         try:
             self._socket.send(request)
             answer: dict[str, Any] = unpack(self._received())
-        except (OSError, WebSocketException) as error:
+        except ServerError:  # a refusal is an answer, too
+            raise
+        except BaseException as error:
             self.close()  # a late answer must not be taken for that of the next request
-            raise ServerError(f"the action server is gone: {error}") from error
+            if isinstance(error, OSError | WebSocketException):
+                raise ServerError(f"the action server is gone: {error}") from error
+            raise
         return answer
 
     def _received(self) -> bytes:
@@ -85,6 +96,7 @@ class ActionClient:
 
     def close(self) -> None:
         """End the connection."""
+        self._closed = True
         self._open.close()
 
     def __enter__(self) -> Self:

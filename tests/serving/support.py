@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import pytest
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.models.config import CNNConfig
@@ -49,6 +51,18 @@ def observation(seed: int) -> dict[str, Any]:
         "main_images": random.integers(0, 256, (16, 12, 3), dtype=np.uint8),
         "prompt": TASKS[seed % 3],
     }
+
+
+@contextmanager
+def interrupted(seconds: float) -> Iterator[None]:
+    """Press Ctrl-C after so many seconds, which ends what is within."""
+    main = threading.main_thread().ident
+    assert main is not None
+    timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        yield
+    timer.join()
 
 
 class Running:

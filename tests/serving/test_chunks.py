@@ -16,7 +16,7 @@ from rlinf.models.guidance import guided_velocity
 from rlinf.models.policy import ActionSample, Policy
 from rlinf.serving.chunks import RealTimeChunks, prefix_weights
 
-from .support import SPEC, observation, serving, small_policy
+from .support import SPEC, interrupted, observation, serving, small_policy
 
 
 class Line:
@@ -95,6 +95,21 @@ def test_a_request_that_is_refused_is_told_once() -> None:
         with pytest.raises(ValueError, match="another shape"):
             chunks.act({"t": 3})
         assert chunks.act({"t": 4}) == 4  # the next chunk begins with what is seen now
+
+
+def test_what_an_interrupted_step_waited_for_is_not_asked_beside() -> None:
+    line = Line(4)
+    with RealTimeChunks(line, execute=3) as chunks:
+        line.may_answer.release()
+        for step in range(4):
+            chunks.act({"t": step})
+        with interrupted(0.1):
+            chunks.act({"t": 4})
+        threading.Timer(0.2, line.may_answer.release, (2,)).start()
+        began = time.monotonic()
+        chunks.reset()  # one socket must not be read by two threads
+        assert time.monotonic() - began > 0.1
+        assert chunks.act({"t": 50}) == 50
 
 
 def test_what_is_committed_is_told_with_its_weights() -> None:

@@ -29,7 +29,16 @@ from rlinf.serving.remote import RemoteConfig
 from rlinf.serving.server import ServerSettings
 from rlinf.serving.wire import pack, unpack
 
-from .support import SPEC, TASKS, TOKEN, Running, observation, serving, small_policy
+from .support import (
+    SPEC,
+    TASKS,
+    TOKEN,
+    Running,
+    interrupted,
+    observation,
+    serving,
+    small_policy,
+)
 
 
 @pytest.fixture(scope="module")
@@ -234,6 +243,17 @@ def test_a_server_that_hangs_is_lost_after_the_seconds_that_were_said(running: R
         assert time.monotonic() - began < 2.0
     with pytest.raises(ServerError, match=r"at ws://127\.0\.0\.1:99999: Port out of range"):
         ActionClient("ws://127.0.0.1:99999")
+
+
+def test_an_answer_that_was_not_waited_for_is_not_that_of_the_next_request(policy: Policy) -> None:
+    slow: Any = Slow(policy)
+    with serving(slow) as running, running.connect() as client:
+        with interrupted(0.2):
+            client.infer(observation(0))
+        slow.may_go.set()
+        with pytest.raises(ServerError, match=r"broken off before its answer came; connect again"):
+            client.infer(observation(1))
+        np.testing.assert_array_equal(ask(running, 1), alone(policy, 1))
 
 
 @pytest.mark.parametrize("metadata", [{}, {"reset_pose": [0.0]}, [1]])

@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from copy import deepcopy
 from typing import Any, Protocol, Self
 
 import numpy as np
@@ -79,7 +80,7 @@ class RealTimeChunks:
         self._place = self._asked_at = 0
 
     def act(self, observation: Mapping[str, Any]) -> np.ndarray:
-        """The action [A] to execute now."""
+        """The action [A] to execute now; what was observed may be overwritten once it is there."""
         began = time.perf_counter()
         waited = 0.0
         if self._chunk is None or (self._next is None and self._place == len(self._chunk)):
@@ -95,7 +96,8 @@ class RealTimeChunks:
             self._chunk, self._place = chunk, self._place - self._asked_at
         if self._next is None and self._place >= self._execute:
             self._asked_at = self._place
-            request = dict(observation) | self._prefix(self._chunk[self._place :])
+            # It is sent later, when whoever observes may have written the same arrays anew.
+            request = deepcopy(dict(observation)) | self._prefix(self._chunk[self._place :])
             self._next = self._thread.submit(self._client.infer, request)
         action: np.ndarray = self._chunk[self._place]
         self._place += 1

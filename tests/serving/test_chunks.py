@@ -112,6 +112,19 @@ def test_what_an_interrupted_step_waited_for_is_not_asked_beside() -> None:
         assert chunks.act({"t": 50}) == 50
 
 
+def test_what_is_sent_is_what_was_observed_though_its_buffers_are_written_anew() -> None:
+    line, buffer = Line(4), np.zeros(())
+    with RealTimeChunks(line, execute=1) as chunks:
+        line.may_answer.release()
+        for step in range(3):
+            buffer[...] = step
+            chunks.act({"t": buffer, "camera": {"depth": buffer}})
+        buffer[...] = 1000
+        asked = told(line, 1)
+        assert asked["t"] == asked["camera"]["depth"] == 1
+        line.may_answer.release()
+
+
 def test_what_is_committed_is_told_with_its_weights() -> None:
     line = Line(8, prefix=True)
     with RealTimeChunks(line, execute=2) as chunks:

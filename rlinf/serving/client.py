@@ -13,7 +13,7 @@ from rlinf.errors import UserError
 from rlinf.serving.wire import LARGEST_MESSAGE, pack, unpack
 
 _UNAUTHORISED = 401
-_FAREWELL = 0.5  # seconds
+_FAREWELL, _REACHED = 0.5, 60.0  # seconds
 
 
 class ServerError(UserError):
@@ -26,7 +26,8 @@ class ActionClient:
     Args:
         url: ``ws://HOST:PORT``.
         token: What the server asks for.
-        timeout: Seconds after which a server that does not answer counts as lost.
+        timeout: Seconds after which a server that does not answer counts as lost; of one that is
+            not reached, 60 at most.
 
     Raises:
         ServerError: It cannot be reached, or refuses the token, or no token can be like this one.
@@ -34,9 +35,11 @@ class ActionClient:
 
     def __init__(self, url: str, token: str | None = None, *, timeout: float = 60.0) -> None:
         self._timeout, self._open, self._closed = timeout, ExitStack(), False
-        # A server that is lost does not answer the end of the connection either.
+        # A server that is lost does not answer the end of the connection either. Pings would end it
+        # earlier than `timeout` says where a server answers none while its policy acts.
         settings: dict[str, Any] = {
-            "compression": None, "max_size": None, "proxy": None, "close_timeout": _FAREWELL
+            "compression": None, "max_size": None, "proxy": None, "close_timeout": _FAREWELL,
+            "open_timeout": min(timeout, _REACHED), "ping_interval": None,
         }  # fmt: skip
         if token and not token.isprintable():  # what is raised later would show the token
             raise ServerError(
@@ -46,8 +49,9 @@ class ActionClient:
         if token:
             settings["additional_headers"] = {"Authorization": f"Api-Key {token}"}
         try:
-            self._socket = self._open.enter_context(connect(url, open_timeout=timeout, **settings))
-            self.metadata: dict[str, Any] = unpack(self._received())
+            self._socket = self._open.enter_context(connect(url, **settings))
+            told = self._received(settings["open_timeout"])
+            self.metadata: dict[str, Any] = unpack(told)
         except (OSError, ValueError, WebSocketException) as error:  # a port may be no number
             self.close()
             if isinstance(error, InvalidStatus) and error.response.status_code == _UNAUTHORISED:
@@ -78,7 +82,7 @@ class ActionClient:
             )
         try:
             self._socket.send(request)
-            answer: dict[str, Any] = unpack(self._received())
+            answer: dict[str, Any] = unpack(self._received(self._timeout))
         except ServerError:  # a refusal is an answer, too
             raise
         except BaseException as error:
@@ -88,8 +92,8 @@ class ActionClient:
             raise
         return answer
 
-    def _received(self) -> bytes:
-        answer: str | bytes = self._socket.recv(self._timeout)
+    def _received(self, timeout: float) -> bytes:
+        answer: str | bytes = self._socket.recv(timeout)
         if isinstance(answer, str):
             raise ServerError(answer)
         return answer

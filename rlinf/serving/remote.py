@@ -20,6 +20,9 @@ from rlinf.serving.requests import BATCH
 _TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_low", "action_high",
          "observations", "tasks"}  # fmt: skip
 
+_LONGEST_ANSWER = 600.0
+"""Seconds of a forward pass, in which all envs are rows; on CPUs that may be minutes."""
+
 
 class RemoteConfig(ModelConfig):
     """Where the policy is; takes the place of the model section of a run that is evaluated."""
@@ -34,7 +37,7 @@ class RemoteConfig(ModelConfig):
     def connect(self) -> ActionClient:
         """A connection of its own; ConfigError where others than ``rlinf serve policy`` answer."""
         token = None if self.token is None else self.token.get_secret_value()
-        client = ActionClient(self.url, token)
+        client = ActionClient(self.url, token, timeout=_LONGEST_ANSWER)
         told: Any = client.metadata
         if not (isinstance(told, dict) and told.keys() >= _TOLD):
             client.close()

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aiohttp import WSCloseCode, WSMsgType, web
+from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from aiohttp.http_exceptions import BadHttpMessage
 from torch import Tensor
 
@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 _http_log = logging.getLogger("aiohttp.server")
 _OPEN_PATH = "/healthz"
 _CLOSE_SECONDS = 1.0
+_ENDS = {WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR}
 Weights = tuple[int, Mapping[str, Tensor]]
 
 
@@ -245,27 +246,56 @@ class PolicyServer:
         self._batcher.clients += 1
         try:
             await socket.send_bytes(pack(self.metadata))
-            before: float | None = None
-            async for message in socket:
-                began = time.perf_counter()
-                if message.type is not WSMsgType.BINARY:
-                    await socket.send_str("send msgpack in binary frames")
-                    continue
-                try:
-                    answer = await self._answer(message.data, began)
-                except (UserError, PolicyFailure) as error:
-                    await socket.send_str(str(error))
-                    continue
-                if before is not None:
-                    answer["server_timing"]["prev_total_ms"] = before
-                await socket.send_bytes(pack(answer))
-                before = 1e3 * (time.perf_counter() - began)
+            await self._converse(socket)
         except ConnectionResetError:
             log.info("a client has gone before it was answered")
         finally:
             self._batcher.clients -= 1
             self._sockets.discard(socket)
         return socket
+
+    async def _converse(self, socket: web.WebSocketResponse) -> None:
+        """Answer message after message. What comes is read while the policy acts, one message at
+        most: so pings are answered, and who has gone does not keep others waiting.
+
+        Raises:
+            ConnectionResetError: The client has gone before it was answered.
+        """
+        before: float | None = None
+        receiving = asyncio.ensure_future(socket.receive())
+        tasks: list[asyncio.Future[Any]] = [receiving]
+        try:
+            while (message := await receiving).type not in _ENDS:
+                answering = asyncio.ensure_future(self._reply(socket, message, before))
+                receiving = asyncio.ensure_future(socket.receive())
+                tasks = [answering, receiving]
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                if not answering.done() and receiving.result().type in _ENDS:
+                    raise ConnectionResetError
+                before = await answering
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _reply(
+        self, socket: web.WebSocketResponse, message: WSMessage, before: float | None
+    ) -> float | None:
+        """Send what answers a message; milliseconds that it took, which the next answer tells as
+        ``before``; of a refusal those of the answer before it."""
+        began = time.perf_counter()
+        if message.type is not WSMsgType.BINARY:
+            await socket.send_str("send msgpack in binary frames")
+            return before
+        try:
+            answer = await self._answer(message.data, began)
+        except (UserError, PolicyFailure) as error:
+            await socket.send_str(str(error))
+            return before
+        if before is not None:
+            answer["server_timing"]["prev_total_ms"] = before
+        await socket.send_bytes(pack(answer))
+        return 1e3 * (time.perf_counter() - began)
 
     async def _posted(self, request: web.Request) -> web.Response:
         """The same for those who speak HTTP alone: one message in, one out."""

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from pydantic import SecretStr
+from websockets.sync.client import connect
 from websockets.sync.server import serve
 
 from rlinf.envs.spec import EnvSpec
@@ -164,10 +165,10 @@ def test_a_refused_request_leaves_the_connection_open(running: Running, policy: 
             assert "\n" not in str(caught.value)
         client._socket.send("a text")
         with pytest.raises(ServerError, match="msgpack in binary frames"):
-            client._received()
+            client._received(10)
         client._socket.send(b"\xc1")
         with pytest.raises(ServerError, match="no message in msgpack"):
-            client._received()
+            client._received(10)
         np.testing.assert_array_equal(client.infer(observation(0))["actions"], alone(policy, 0))
 
 
@@ -254,6 +255,28 @@ def test_an_answer_that_was_not_waited_for_is_not_that_of_the_next_request(polic
         with pytest.raises(ServerError, match=r"broken off before its answer came; connect again"):
             client.infer(observation(1))
         np.testing.assert_array_equal(ask(running, 1), alone(policy, 1))
+
+
+def test_an_answer_may_take_longer_than_pings_are_waited_for(policy: Policy) -> None:
+    slow: Any = Slow(policy)
+    token = {"Authorization": f"Api-Key {TOKEN}"}
+    with serving(slow) as running:
+        with connect(
+            f"ws://{running.address}",
+            additional_headers=token, ping_interval=0.1, ping_timeout=0.3,
+        ) as client:  # fmt: skip
+            client.recv(10)
+            client.send(pack(observation(0)))
+            assert slow.begun.wait(30)
+            with pytest.raises(TimeoutError):  # which "keepalive ping timeout" would be before
+                client.recv(1.0)
+            client.send(pack(observation(1)))  # two that wait are answered in their order
+            slow.may_go.set()
+            for seed in range(2):
+                answer = unpack(client.recv(10))
+                np.testing.assert_array_equal(answer["actions"], alone(policy, seed))
+        with running.connect() as other:
+            assert other._socket.ping_interval is None  # a server of others may read nothing
 
 
 @pytest.mark.parametrize("metadata", [{}, {"reset_pose": [0.0]}, [1]])

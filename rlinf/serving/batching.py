@@ -38,7 +38,7 @@ class Answer:
     act: float
 
 
-@dataclass
+@dataclass(eq=False)
 class _Asked:
     request: ActionRequest
     answer: asyncio.Future[Answer]
@@ -70,7 +70,7 @@ class Batcher:
         self.clients = 0
 
     async def ask(self, request: ActionRequest) -> Answer:
-        """What the policy answers.
+        """What the policy answers; whoever cancels this is left out of the batches to come.
 
         Raises:
             RefusedRequestError: The server is stopping, or too many wait.
@@ -83,7 +83,12 @@ class Batcher:
         asked = _Asked(request, asyncio.get_running_loop().create_future())
         self._waiting.append(asked)
         self._changed.set()
-        return await asked.answer
+        try:
+            return await asked.answer
+        except asyncio.CancelledError:
+            if asked in self._waiting:
+                self._waiting.remove(asked)
+            raise
 
     async def exclusively(self, function: Callable[[], ResultT]) -> ResultT:
         """Call a function in the thread of the policy, between two batches."""

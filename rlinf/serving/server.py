@@ -158,7 +158,10 @@ class PolicyServer:
                 web.post("/reload", self._reload),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
+        # Who has gone is not answered: the handler of a connection that has ended is cancelled.
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=1.0, handler_cancellation=True
+        )
         await runner.setup()
         site = web.TCPSite(runner, settings.host, settings.port)
         tasks = [asyncio.ensure_future(self._batcher.run())]
@@ -327,7 +330,7 @@ class PolicyServer:
 
     async def _reload(self, _: web.Request) -> web.Response:
         try:
-            await self._renew()
+            await asyncio.shield(self._renew())  # what was read counts, though who asked has gone
         except CheckpointError as error:
             return web.Response(status=409, text=f"{error}\n")
         return web.json_response({"version": self._policy.version})

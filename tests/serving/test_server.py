@@ -117,10 +117,12 @@ def test_actions_are_told_as_the_environment_calls_them() -> None:
                 config.build(replace(spec, action_start=start))
 
 
-def http(running: Running, path: str, data: bytes | None = None, **headers: str) -> Any:
+def http(
+    running: Running, path: str, data: bytes | None = None, timeout: float = 30, **headers: str
+) -> Any:
     headers = {"Authorization": f"Api-Key {TOKEN}"} | headers
     request = urllib.request.Request(f"http://{running.address}{path}", data, headers)
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
         return answer.read()
 
 
@@ -438,6 +440,30 @@ def test_what_waits_is_bounded_and_one_client_never_waits(policy: Policy) -> Non
             pool.shutdown()
 
 
+@pytest.mark.parametrize("how", ["WebSocket", "HTTP"])
+def test_who_has_gone_keeps_nobody_waiting(policy: Policy, how: str) -> None:
+    slow: Any = Slow(policy)
+    with serving(slow, rows=1) as running, ThreadPoolExecutor(1) as pool:
+        first, waiting = pool.submit(ask, running, 0), running.server._batcher._waiting
+        assert slow.begun.wait(30)
+        for seed in range(1, 4):
+            if how == "HTTP":
+                with pytest.raises(TimeoutError):
+                    http(running, "/infer", pack(observation(seed)), timeout=0.1)
+            else:
+                with (
+                    ActionClient(f"ws://{running.address}", TOKEN, timeout=0.1) as impatient,
+                    pytest.raises(ServerError, match="timed out"),
+                ):
+                    impatient.infer(observation(seed))
+        until(lambda: not waiting)
+        slow.may_go.set()
+        np.testing.assert_array_equal(first.result(30), alone(policy, 0))
+        np.testing.assert_array_equal(ask(running, 5), alone(policy, 5))
+        assert slow.rows == [1, 1]
+        until(lambda: running.server._batcher.clients == 0)
+
+
 def test_stop_while_busy_answers_what_waits_and_refuses_the_rest(policy: Policy) -> None:
     slow: Any = Slow(policy)
     with serving(slow) as running, ThreadPoolExecutor(2) as pool, running.connect() as late:
@@ -544,6 +570,21 @@ def test_new_weights_come_between_two_batches(policy: Policy) -> None:
             http(running, "/reload", b"")
         assert (caught.value.code, caught.value.read()) == (409, b"damaged\n")
         assert client.infer(observation(0))["version"] == 8
+
+
+def test_weights_that_were_read_count_though_who_asked_for_them_has_gone() -> None:
+    may_go, offered = threading.Event(), [(8, small_policy(seed=1).state_dict())]
+
+    def newest(version: int) -> Any:
+        assert may_go.wait(30)
+        return offered.pop() if offered else None
+
+    with serving(small_policy(), newest=newest) as running:
+        with pytest.raises(TimeoutError):
+            http(running, "/reload", b"", timeout=0.1)
+        assert http(running, "/healthz") == b"OK\n"  # in which time it is seen that they went
+        may_go.set()
+        until(lambda: running.server._policy.version == 8)
 
 
 def test_quantiles_are_right_to_a_fortieth() -> None:

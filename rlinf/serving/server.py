@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 _http_log = logging.getLogger("aiohttp.server")
 _OPEN_PATH = "/healthz"
 _CLOSE_SECONDS = 1.0
+_HEARTBEAT = 60.0
+"""Seconds of silence after which a client is asked for a sign, which it has half of them to give: a
+machine that has died says no farewell, and the others would wait for it in every batch."""
 _ENDS = {WSMsgType.CLOSE, WSMsgType.CLOSING, WSMsgType.CLOSED, WSMsgType.ERROR}
 Weights = tuple[int, Mapping[str, Tensor]]
 
@@ -240,7 +243,9 @@ class PolicyServer:
 
     async def _connected(self, request: web.Request) -> web.StreamResponse:
         """One client: the metadata, then an answer, or a line of text, for every message."""
-        socket = web.WebSocketResponse(max_msg_size=LARGEST_MESSAGE, compress=False)
+        socket = web.WebSocketResponse(
+            max_msg_size=LARGEST_MESSAGE, compress=False, heartbeat=_HEARTBEAT
+        )
         if not socket.can_prepare(request):
             raise web.HTTPUpgradeRequired(text="robots speak WebSocket here; see also /healthz, "
                                           "/metrics, and POST to /infer\n")  # fmt: skip

@@ -206,19 +206,23 @@ def test_what_is_no_http_is_refused_in_a_line(
     assert any("refused: 400" in each for each in caplog.messages)
 
 
+def upgrade_to_websocket(running: Running) -> bytes:
+    """What a client says first."""
+    return (
+        f"GET / HTTP/1.1\r\nHost: {running.address}\r\nAuthorization: Api-Key {TOKEN}\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+
+
 def test_a_client_that_goes_while_the_server_is_busy_leaves_no_trace(
     running: Running, caplog: pytest.LogCaptureFixture
 ) -> None:
     host, port = running.address.split(":")
-    upgrade = (
-        f"GET / HTTP/1.1\r\nHost: {host}\r\nAuthorization: Api-Key {TOKEN}\r\n"
-        "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
-        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
-    )
     for _ in range(5):
         with socket.create_connection((host, int(port))) as gone:
             running.pause(0.2)
-            gone.sendall(upgrade.encode())
+            gone.sendall(upgrade_to_websocket(running))
             # Closed by a reset, as a machine that went down is.
             gone.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     with running.connect() as client:
@@ -462,6 +466,20 @@ def test_who_has_gone_keeps_nobody_waiting(policy: Policy, how: str) -> None:
         np.testing.assert_array_equal(ask(running, 5), alone(policy, 5))
         assert slow.rows == [1, 1]
         until(lambda: running.server._batcher.clients == 0)
+
+
+def test_a_machine_that_has_died_is_no_client_any_more(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rlinf.serving.server._HEARTBEAT", 0.2)
+    with serving(policy) as running, running.connect() as thinking:
+        host, port = running.address.split(":")
+        with socket.create_connection((host, int(port))) as dead:  # which answers nothing
+            dead.sendall(upgrade_to_websocket(running))
+            until(lambda: running.server._batcher.clients == 2)
+            until(lambda: running.server._batcher.clients == 1)
+        time.sleep(0.5)  # who computes between two requests answers without knowing
+        np.testing.assert_array_equal(thinking.infer(observation(1))["actions"], alone(policy, 1))
 
 
 def test_stop_while_busy_answers_what_waits_and_refuses_the_rest(policy: Policy) -> None:

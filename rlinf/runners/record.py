@@ -22,6 +22,7 @@ from rlinf.errors import ConfigError, RunFailure
 from rlinf.models.policy import ActingThreads, draw_noise, drawn_in_evaluation
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator, TrainedPolicy
 from rlinf.runners.task import Purpose, Task
+from rlinf.scheduler.accelerators import process_device
 from rlinf.workers.config.acting import EvaluatedConfig
 
 log = logging.getLogger(__name__)
@@ -47,22 +48,24 @@ def policy_of(
     task: type[Task[Any]], run: Path, overrides: Sequence[str] = (), *, seed: int = 0
 ) -> tuple[EvaluatedConfig, Actor, str]:
     """The recipe of a run with ``overrides`` (``key=value``), its policy as who acts, as it is
-    evaluated (where its actions are drawn, from the ``seed``), and what it is called."""
+    evaluated (where its actions are drawn, from the ``seed``; on the accelerator, where there is
+    one), and what it is called."""
     trained = TrainedPolicy(task, run, overrides)
     by_mode = trained.config.evaluation.deterministic
 
     def actor(spec: EnvSpec) -> Act:
-        policy = trained.build(spec)
+        place = process_device()
+        policy = trained.build(spec).to(place)
         threads, generator = ActingThreads(policy), torch.Generator().manual_seed(seed)
         specs = {} if by_mode else drawn_in_evaluation(policy)
 
         def act(observations: Observations) -> np.ndarray:
-            seen = {name: torch.from_numpy(array) for name, array in observations.items()}
+            seen = {name: torch.from_numpy(each).to(place) for name, each in observations.items()}
             rows = len(next(iter(seen.values())))
             threads.choose(rows)
-            return policy.sample(
-                seen, draw_noise(specs, (rows,), generator) or None
-            ).actions.numpy()
+            noise = draw_noise(specs, (rows,), generator)
+            drawn = {name: each.to(place) for name, each in noise.items()}
+            return policy.sample(seen, drawn or None).actions.cpu().numpy()
 
         return act
 

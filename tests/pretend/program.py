@@ -35,6 +35,15 @@ def off_policy(directory: Path, *overrides: str) -> None:
     train(directory, *overrides)
 
 
+def recording(directory: Path, run: str, *overrides: str) -> None:
+    """Episodes that the policy of a run plays."""
+    from rlinf.cli.tasks import task_of_run
+    from rlinf.runners.record import policy_of, record
+
+    config, actor, _ = policy_of(task_of_run(Path(run)), Path(run), overrides)
+    record(config, directory / "run", actor=actor, episodes=3, num_envs=2)
+
+
 def forgetful(directory: Path, *overrides: str) -> None:
     """The same, but the exploration noise is left where it was drawn."""
     from rlinf.workers import rollout
@@ -135,6 +144,7 @@ KINDS = {
     "both_send_first": both_send_first,
     "embodied": embodied,
     "off_policy": off_policy,
+    "recording": recording,
     "forgetful": forgetful,
     "fine_tuning": fine_tuning,
     "cloning": cloning,

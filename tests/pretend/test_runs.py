@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.backend_registration
 
+from rlinf.data.demonstrations import Demonstrations
 from tests.pretend import program, two_ranks
 from tests.runners import reasoning_support, supervised_support, support
 from tests.runners.vla_support import OFT
@@ -114,6 +116,13 @@ def test_transitions_of_a_replay_are_trained_on_as_on_the_cpu(
     away = "cluster.residency={actor: offload}"
     cpu, other = run_on_both(pretend, "off_policy", tmp_path, "runner.total_env_steps=384", away)
     assert_close(support.metrics(cpu), support.metrics(other))
+    (tmp_path / "recorded").mkdir()
+    for drawn in ("true", "false"):
+        place = tmp_path / "recorded" / drawn
+        place.mkdir()
+        words = str(cpu), f"evaluation.deterministic={drawn}"
+        one, other = map(Demonstrations.load, run_on_both(pretend, "recording", place, *words))
+        np.testing.assert_allclose(one.actions, other.actions, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from rlinf.envs.observation_names import without_earlier
 from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, RunFailure
 
 log = logging.getLogger(__name__)
 
@@ -85,6 +85,15 @@ def _ended(
         running[record.env].clear()
 
 
+class BrokenRecording(RunFailure):
+    """A failure, its ``__cause__``, in the middle of a recording; with the spec of the env and the
+    ``episodes`` that had ended before it, one at least."""
+
+    def __init__(self, cause: Exception, spec: EnvSpec, episodes: list[Demonstration]) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.__cause__, self.spec, self.episodes = cause, spec, episodes
+
+
 def record_episodes(
     config: EnvConfig,
     actor: Actor,
@@ -110,37 +119,65 @@ def record_episodes(
 
     Returns:
         What the env shows and takes, and the episodes in the order of the list.
+
+    Raises:
+        BrokenRecording: A failure ended it after some of them; before, it is raised itself.
     """
     kept: dict[int, Demonstration] = {}
-    random = np.random.default_rng(seed)
     played = config.model_copy(update={"auto_reset": True, "group_size": 1})
     count = min(num_envs, len(episodes))
     with SupervisedVectorEnv(
         played, num_envs=count, seed=seed, purpose="eval", episode_seeds=episodes, max_chunk=1
     ) as env:
-        act = actor(env.env_spec)
-        running: list[list[_Step]] = [[] for _ in range(count)]
-        low, high = (np.asarray(bound, np.float32) for bound in
-                     (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
-        observations = env.reset()
-        waiting: list[list[np.ndarray]] = [[] for _ in range(count)]  # actions of each env
-        while not env.exhausted() and not (stop is not None and stop.is_set()):
-            if asking := [env for env, left in enumerate(waiting) if not left]:
-                chunks = act({key: shown[asking] for key, shown in observations.items()})
-                for number, chunk in zip(asking, chunks, strict=True):
-                    waiting[number] = list(chunk)
-            actions = np.clip([left.pop(0) for left in waiting], low, high)
-            executed = actions
-            if noise:
-                drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
-                executed = np.clip(actions + drawn, low, high)
-            step = env.chunk_step(executed[:, None])
-            kept.update(_ended(running, observations, actions, step))
-            for fault in step.faults:
-                why = fault.summary
-                log.warning("an episode is left out (%s): %s", fault.reason.value, why)
-            for number in np.flatnonzero(step.final_mask | ~step.valid).tolist():
-                waiting[number] = []  # the rest was meant for what is over
-            observations = step.observations
         spec = env.env_spec.of_present()
-    return spec, [kept[number] for number, _ in episodes if number in kept]
+        try:
+            _play(env, actor(env.env_spec), kept, random=np.random.default_rng(seed), noise=noise,
+                  stop=stop)  # fmt: skip
+        except Exception as error:
+            if not kept:
+                raise
+            raise BrokenRecording(error, spec, _in_order(kept, episodes)) from error
+    return spec, _in_order(kept, episodes)
+
+
+def _in_order(
+    kept: Mapping[int, Demonstration], episodes: Sequence[tuple[int, int]]
+) -> list[Demonstration]:
+    return [kept[number] for number, _ in episodes if number in kept]
+
+
+def _play(
+    env: SupervisedVectorEnv,
+    act: Act,
+    kept: dict[int, Demonstration],
+    *,
+    random: np.random.Generator,
+    noise: float,
+    stop: threading.Event | None,
+) -> None:
+    """Play what the env lists, and put each episode that ended soundly into ``kept``, by its id."""
+    count = env.num_envs
+    running: list[list[_Step]] = [[] for _ in range(count)]
+    low, high = (np.asarray(bound, np.float32) for bound in
+                 (env.env_spec.action_low, env.env_spec.action_high))  # fmt: skip
+    observations = env.reset()
+    waiting: list[list[np.ndarray]] = [[] for _ in range(count)]  # actions of each env
+    while not env.exhausted() and not (stop is not None and stop.is_set()):
+        if asking := [row for row, left in enumerate(waiting) if not left]:
+            chunks = act({key: shown[asking] for key, shown in observations.items()})
+            for number, chunk in zip(asking, chunks, strict=True):
+                waiting[number] = list(chunk)
+        actions = np.clip([left.pop(0) for left in waiting], low, high)
+        executed = actions
+        if noise:
+            drawn = random.normal(0.0, noise, actions.shape).astype(np.float32)
+            executed = np.clip(actions + drawn, low, high)
+        step = env.chunk_step(executed[:, None])
+        kept.update(_ended(running, observations, actions, step))
+        left_out = {record.episode_id for record in step.episodes if not record.valid}
+        for fault in step.faults:
+            done = "left out" if fault.episode_id in left_out else "played again"
+            log.warning("an episode is %s (%s): %s", done, fault.reason.value, fault.summary)
+        for number in np.flatnonzero(step.final_mask | ~step.valid).tolist():
+            waiting[number] = []  # the rest was meant for what is over
+        observations = step.observations

@@ -15,7 +15,7 @@ import torch
 
 from rlinf.data.demonstrations import Demonstrations
 from rlinf.envs.base import INSTRUCTION_KEY
-from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
+from rlinf.envs.recording import Act, Actor, BrokenRecording, expert_of, record_episodes
 from rlinf.envs.results import TASK_IDS, Observations
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError, RunFailure
@@ -98,12 +98,13 @@ def record(
         seed: Of the episodes and of the noise.
         noise: Standard deviation of what disturbs the executed actions, in units of the action.
         form: That the set is written in; None: the format of this project.
-        stop: Once it is set, the episodes that have ended are written.
+        stop: Once it is set, the episodes that have ended are written; as they are before a
+            failure in the midst of it is raised.
 
     Raises:
         ConfigError: The simulator has no expert, there are several simulators, or there is noise
             on discrete actions.
-        RunFailure: Every episode was faulty, or none had ended.
+        RunFailure: Every episode was faulty, or none had ended; or the simulator fails too often.
     """
     env, *others = config.evaluated.values()
     if others:
@@ -125,16 +126,20 @@ def record(
             )
         return played_by(spec)
 
-    spec, found = record_episodes(
-        env,
-        acting,
-        list(enumerate(seeds)),
-        num_envs=num_envs,
-        seed=seed,
-        noise=noise,
-        stop=stop,
-    )
-    interrupted = stop is not None and stop.is_set()
+    failure: BaseException | None = None
+    try:
+        spec, found = record_episodes(
+            env,
+            acting,
+            list(enumerate(seeds)),
+            num_envs=num_envs,
+            seed=seed,
+            noise=noise,
+            stop=stop,
+        )
+    except BrokenRecording as broken:
+        failure, spec, found = broken.__cause__, broken.spec, broken.episodes
+    interrupted = failure is not None or (stop is not None and stop.is_set())
     if not found and interrupted:
         raise RunFailure(f"no episode of {episodes} had ended: nothing is written")
     if not found:
@@ -148,6 +153,10 @@ def record(
     whole = Demonstrations.of(found, source)
     free = next(each for each in _places(out) if not each.exists())
     (Demonstrations.save if form is None else form.write)(whole, free)
+    if failure is not None:
+        log.warning("the %d of %d episodes that had ended before the failure are written to %s",
+                    len(found), episodes, free)  # fmt: skip
+        raise failure
     return whole, free
 
 

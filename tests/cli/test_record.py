@@ -84,6 +84,35 @@ def test_what_has_ended_is_written_where_a_recording_is_interrupted(
         assert not out.exists()
 
 
+@pytest.mark.parametrize("ended", [0, 3])
+def test_what_has_ended_is_written_where_a_recording_fails(tmp_path, monkeypatch, capsys, ended):
+    expert_of, asked = record.expert_of, itertools.count(1)
+
+    def failing(env):
+        act = expert_of(env)(None)
+
+        def acts(observations):
+            if next(asked) == 20 * ended + 10:
+                raise RuntimeError("the expert lost its way")
+            return act(observations)
+
+        return lambda spec: acts
+
+    monkeypatch.setattr(record, "expert_of", failing)
+    out = tmp_path / "set"
+    words = ["record", "quickstart", *SHORT, "--out", str(out), "--episodes", "6"]
+    assert main([*words, "--num-envs", "1"]) == 1
+    told = capsys.readouterr().err
+    assert "the expert lost its way" in told
+    if ended:
+        assert f"the 3 of 6 episodes that had ended before the failure are written to {out}" in told
+        found = Demonstrations.load(out)
+        assert len(found.episodes) == ended
+        assert found.source["interrupted"]
+    else:
+        assert not out.exists()
+
+
 def test_a_set_that_another_command_has_made_meanwhile_is_left_alone(tmp_path, monkeypatch, capsys):
     expert_of, out = record.expert_of, tmp_path / "set"
 

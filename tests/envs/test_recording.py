@@ -12,9 +12,9 @@ from rlinf.config.validate import validate
 from rlinf.data.demonstrations import Demonstration, Demonstrations
 from rlinf.data.imitation import DemonstrationsConfig, Recorded
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.recording import Act, Actor, expert_of, record_episodes
+from rlinf.envs.recording import Act, Actor, BrokenRecording, expert_of, record_episodes
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, RunFailure
 
 
 def _env(**options: object) -> EnvConfig:
@@ -178,6 +178,27 @@ def test_a_chunk_is_executed_whatever_ends_beside_it(point: Callable[..., EnvCon
     assert len(beside[0].actions) == 1
     assert np.array_equal(alone.actions, np.tile(chunk, (3, 1))[:9])
     assert np.array_equal(alone.actions, beside[1].actions)
+
+
+def test_a_fault_says_whether_its_episode_is_lost_and_too_many_keep_what_was_recorded(
+    point: Callable[..., EnvConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    def act(observations: dict[str, np.ndarray]) -> np.ndarray:
+        return np.zeros((len(observations["states"]), 1, 2), np.float32)
+
+    def recorded(rate: float) -> list[Demonstration]:
+        config = point("raise", one_in=3, processes=1, max_episode_steps=5, max_fault_rate=rate,
+                       fault_window=4)  # fmt: skip
+        listed = list(enumerate([1, 2, 3, 4, 6]))
+        return record_episodes(config, lambda spec: act, listed, num_envs=1)[1]
+
+    assert [episode.seed for episode in recorded(1.0)] == [1, 2, 4]
+    told = [message.partition(" (")[0] for message in caplog.messages]
+    assert told == ["an episode is played again", "an episode is left out"] * 2
+    with pytest.raises(BrokenRecording, match="faulty, more than") as broken:
+        recorded(0.6)
+    assert [episode.seed for episode in broken.value.episodes] == [1, 2, 4]
+    assert isinstance(broken.value.__cause__, RunFailure)
 
 
 def test_tasks_with_equal_words_are_told_apart() -> None:

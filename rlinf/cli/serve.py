@@ -85,9 +85,12 @@ def policy(
     ] = 2.0,
     block_size: BlockSize = None,
     drawn: Annotated[
-        bool,
-        typer.Option("--drawn", help="Draw actions; default: as evaluation.deterministic says."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--drawn/--mode",
+            help="Draw actions, or act by the mode; default: as evaluation.deterministic says.",
+        ),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Take every newer checkpoint of the run.")
     ] = False,
@@ -197,7 +200,7 @@ def _serve(
     device: str | None,
     *,
     made: bool,
-    drawn: bool,
+    drawn: bool | None,
 ) -> None:
     import torch
 
@@ -217,19 +220,21 @@ def _serve(
     keep_freed_memory()
     trained = source()
     spec = trained.env_spec()
+    by_mode = trained.config.evaluation.deterministic if drawn is None else not drawn
     acting = ActingPolicy(
         trained.build(spec).to(place),
         version=trained.step,
         block_size=block_size or trained.config.rollout.block_size,
-        deterministic=trained.config.evaluation.deterministic and not drawn,
+        deterministic=by_mode,
     )
     server = PolicyServer(
         acting, spec, name=trained.source_name, settings=settings, newest=trained.newer
     )
 
     def ready(address: str) -> None:
-        say(f"{trained.name} acts at ws://{address} on {place}; also POST http://{address}/infer, "
-            f"/metrics, /healthz")  # fmt: skip
+        how = "by its mode (--mode)" if by_mode else "by drawn actions (--drawn)"
+        say(f"{trained.name} acts {how} at ws://{address} on {place}; also POST "
+            f"http://{address}/infer, /metrics, /healthz")  # fmt: skip
         if settings.token is not None and made:
             say(f"token: {settings.token}")
 

@@ -57,7 +57,7 @@ def drawn_in_evaluation(policy: Policy) -> Mapping[str, NoiseSpec]:
     if not policy.evaluation_noise:
         raise ConfigError(
             f"{type(policy).__name__} has nothing to draw: it gives one action for what it sees; "
-            "legal: true, and a server without --drawn",
+            "legal: true, or a server with --mode",
             key="evaluation.deterministic",
         )
     return policy.evaluation_noise

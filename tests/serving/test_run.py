@@ -96,10 +96,12 @@ def test_evaluation_through_the_server_is_that_in_this_process(
     assert "--server = 'nonsense' is no address" in capsys.readouterr().err
     drawn = "evaluation.deterministic=false"
     assert main([*words, served.url, "--token", TOKEN, drawn]) == 2
-    assert "acts by the mode of its policy; legal: true" in capsys.readouterr().err
+    told = "acts by the mode of its policy; legal: true, or a server with --drawn"
+    assert told in capsys.readouterr().err
     draws = Served(str(run), "--token", TOKEN, "--drawn")
+    assert "acts by drawn actions (--drawn) at ws://" in draws.said
     assert main([*words, draws.url, "--token", TOKEN]) == 2
-    assert "draws actions; legal: false" in capsys.readouterr().err
+    assert "draws actions; legal: false, or a server with --mode" in capsys.readouterr().err
     assert main([*words, draws.url, "--token", TOKEN, drawn]) == 0
     assert "by drawn actions" in capsys.readouterr().out
     draws.stop(signal.SIGTERM)
@@ -122,7 +124,8 @@ def test_what_a_recipe_begins_with_is_evaluated_and_served(
     trained = evaluate(task_of_run(run), run, items=6)
     (written,) = tmp_path.glob("config_eval/latest/evaluations/*.json")
     assert EvaluationResult.load(written).outcomes == trained.outcomes
-    served = Served(recipe, begun, "--token", TOKEN)
+    served = Served(recipe, begun, "evaluation.deterministic=false", "--mode", "--token", TOKEN)
+    assert "acts by its mode (--mode) at ws://" in served.said
     row = {"states": np.array([0.5, -0.5, 1.0], np.float32)}
     with ActionClient(served.url, TOKEN) as client:
         assert client.metadata["policy"] == file.name  # its directory is nobody's business

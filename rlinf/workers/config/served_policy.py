@@ -54,10 +54,10 @@ class Server:
             told = client.metadata
         by_mode = told.get("deterministic", True)
         if isinstance(config, EvaluatedConfig) and by_mode != config.evaluation.deterministic:
-            acts, other = ("acts by the mode of its policy", "with") if by_mode else (
-                "draws actions", "without")  # fmt: skip
+            acts, other = ("acts by the mode of its policy", "--drawn") if by_mode else (
+                "draws actions", "--mode")  # fmt: skip
             raise ConfigError(
-                f"the server {acts}; legal: {str(by_mode).lower()}, or a server {other} --drawn",
+                f"the server {acts}; legal: {str(by_mode).lower()}, or a server with {other}",
                 key="evaluation.deterministic",
             )
         name, version = f"{told['policy']} step {told['version']} at {self.url}", told["version"]

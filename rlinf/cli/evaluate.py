@@ -230,7 +230,7 @@ def _in_directory(
             (directory.path / "evaluated.yaml").write_text(to_yaml(config), encoding="utf-8")
         else:
             directory.write_config(to_yaml(config))
-        reporting.log = directory.log
+        reporting.log, reporting.resumes = directory.log, False
         with logging_to(directory.log), lasting("stdout"):
             if task.trains:
                 _evaluate_beginning(task, config, directory, options)

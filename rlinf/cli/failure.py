@@ -42,10 +42,12 @@ _LESS = (
 
 @dataclass
 class Reporting:
-    """Whether the screen shows the whole trace, and the run's log file, once there is one."""
+    """Whether the screen shows the whole trace; and the run's log file, once there is one, with
+    whether `rlinf resume` takes that run."""
 
     debug: bool = False
     log: Path | None = None
+    resumes: bool = True
 
 
 reporting = Reporting()
@@ -145,7 +147,7 @@ def _full_disk(error: BaseException) -> str | None:
     else:
         return None
     log = reporting.log
-    if log is None:
+    if log is None or not reporting.resumes:
         return f"{told}; free some space, and give the command again"
     run = shlex.quote(str(log.parent))
     return (

@@ -85,7 +85,7 @@ def _at_home(argument: str) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, by default that of the process, and return the exit code of the process."""
-    reporting.debug, reporting.log = False, None
+    reporting.debug, reporting.log, reporting.resumes = False, None, True
     if isinstance(sys.stdout, TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # of a terminal that lacks a character
     with lasting("stderr"):

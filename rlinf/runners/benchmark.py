@@ -15,7 +15,7 @@ from rlinf.config.component import Component, illegal
 from rlinf.config.dump import to_data
 from rlinf.data.prompts.benchmarks import BenchmarkConfig
 from rlinf.data.prompts.dataset import PromptDataset
-from rlinf.data.text_evaluation import AnswerKind, TextEvaluationSpec
+from rlinf.data.text_evaluation import AnswerKind, TextEvaluationResult, TextEvaluationSpec
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
@@ -25,6 +25,7 @@ from rlinf.models.language_config import LanguageModelConfig
 from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.rewards.config import CorrectnessConfig, RewardConfig
+from rlinf.runners.evaluation import save_printed
 from rlinf.runners.reasoning_evaluation import answer_prompts, answering_step
 from rlinf.runners.task import Task
 from rlinf.workers.config.answering import (
@@ -146,16 +147,20 @@ class Benchmark(Task[BenchmarkRunConfig]):
         spec.save(directory.evaluations / "spec.json")
         with Groups(self, trains=False, traces=directory.traces) as groups:
             result = answer_prompts(groups, spec, dataset, str(config.model.path), tokenizer)
-        result.save(directory.evaluations / "result.json")
-        print(f"{config.benchmark.format}, {len(dataset)} questions, {config.model.path}")
-        for metric in result.metrics:
-            print(f"  {result.estimate(metric)}")
-        print(
-            f"  {result.truncated_share:.1%} of the completions were cut off, mean length "
-            f"{result.mean_length:.0f} tokens, {result.n_invalid} not scored\n"
-            f"written to {directory.evaluations}",
-            flush=True,
-        )
+        _tell(f"{config.benchmark.format}, {len(dataset)} questions, {config.model.path}", result)
+        save_printed(result, directory.evaluations / "result.json")
+        print(f"written to {directory.evaluations}", flush=True)
+
+
+def _tell(title: str, result: TextEvaluationResult) -> None:
+    print(title)
+    for metric in result.metrics:
+        print(f"  {result.estimate(metric)}")
+    print(
+        f"  {result.truncated_share:.1%} of the completions were cut off, mean length "
+        f"{result.mean_length:.0f} tokens, {result.n_invalid} not scored",
+        flush=True,
+    )
 
 
 def benchmark_spec(config: BenchmarkRunConfig, dataset: PromptDataset) -> TextEvaluationSpec:

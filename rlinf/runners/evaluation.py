@@ -235,16 +235,21 @@ def _evaluate_one(
         stem += "" if served is None else f"_served_{served.stem}"
         file = run / "evaluations" / f"{stem}.json"
         print(f"{name}: {result}", flush=True)
-        try:
-            result.save(file)
-        except OSError as error:
-            raise RunFailure(f"the result is not written to {file}: {error.strerror}") from error
+        save_printed(result, file)
         print(f"written to {file}", flush=True)
         film = run / "videos" / f"{stem}.mp4"
         written = evaluator.film(groups, spec, film, at_least=1) if video else None
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec
+
+
+def save_printed(result: SpecifiedResult, file: Path) -> None:
+    """Write down a result that the user has read already; RunFailure where that is not possible."""
+    try:
+        result.save(file)
+    except OSError as error:
+        raise RunFailure(f"the result is not written to {file}: {error.strerror}") from error
 
 
 def _found(

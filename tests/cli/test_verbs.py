@@ -141,9 +141,12 @@ def test_a_full_disk_is_no_trace_and_says_how_to_go_on(
     shown = capsys.readouterr().err
     assert "The checkpoint of step 4 was not written\n" in shown
     assert "go on with: rlinf resume /dev\n" in shown
-    monkeypatch.setattr(reporting, "log", None)
-    assert report(full) == 1
-    assert "free some space, and give the command again" in capsys.readouterr().err
+    for given in ("resumes", False), ("log", None):  # as of an evaluation, and before a run began
+        monkeypatch.setattr(reporting, *given)
+        assert report(full) == 1
+        shown = capsys.readouterr().err
+        assert "free some space, and give the command again" in shown
+        assert "resume" not in shown
 
 
 def test_a_file_that_can_no_longer_be_written_is_told_in_a_line(

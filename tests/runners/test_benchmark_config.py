@@ -1,15 +1,24 @@
-"""What the recipe of a benchmark refuses."""
+"""What the recipe of a benchmark refuses, and that its rates are told though the disk is full."""
 
 from __future__ import annotations
 
+import errno
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
-from rlinf.errors import ConfigError
-from rlinf.runners.benchmark import BenchmarkRunConfig
+from rlinf.data.prompts.benchmarks import BenchmarkConfig
+from rlinf.data.prompts.dataset import Prompt, PromptDataset
+from rlinf.data.prompts.prompt_files import LoadingReport
+from rlinf.data.text_evaluation import PromptOutcome, TextEvaluationResult, TextEvaluationSpec
+from rlinf.errors import ConfigError, RunFailure
+from rlinf.runners.benchmark import Benchmark, BenchmarkRunConfig
 from rlinf.workers.config.answering import check_described
 
 RECIPE = """
@@ -99,3 +108,40 @@ def test_tools_can_be_called_with_the_arguments_that_the_model_is_told_of(
         check_described(config.rollout.agent, config.benchmark)
     assert refused.value.key == "rollout.agent.tools.find.function"
     assert problem in str(refused.value)
+
+
+def test_rates_are_told_though_there_is_no_room_for_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = TextEvaluationSpec.of(
+        dataset(), samples=1, sampling={}, reward={"type": "math"}, threshold=1.0
+    )
+    outcome = PromptOutcome(
+        prompt_id=0, correct=(True,), answers=None, lengths=(3,), truncated=(False,), valid=(True,)
+    )
+    result = TextEvaluationResult.of(spec, [outcome], "model")
+
+    def full(self: object, file: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    def found(value: Any) -> Any:
+        return lambda *_, **__: value
+
+    monkeypatch.setattr(BenchmarkConfig, "build", found(dataset()))
+    monkeypatch.setattr(TextEvaluationResult, "save", full)
+    for place, value in {
+        "models.language.load_tokenizer": None, "runners.groups.Groups": nullcontext(),
+        "runners.reasoning_model.check_context": None, "runners.benchmark.benchmark_spec": spec,
+        "runners.benchmark.answer_prompts": result,
+    }.items():  # fmt: skip
+        monkeypatch.setattr(f"rlinf.{place}", found(value))
+    directory: Any = SimpleNamespace(evaluations=tmp_path, traces=tmp_path)
+    with pytest.raises(RunFailure, match=r"the result is not written to .*: No space left") as told:
+        Benchmark(read(tmp_path), tmp_path).evaluate_alone(directory)
+    assert isinstance(told.value.__cause__, OSError)
+    assert "pass@1 1.000" in capsys.readouterr().out
+
+
+def dataset() -> PromptDataset:
+    prompt = Prompt(prompt_id=0, text="1 + 1?", tokens=np.array([1]), answer=["2"])
+    return PromptDataset((prompt,), LoadingReport(records=1, prompts=1))

@@ -81,6 +81,11 @@ class EpisodeOutcome:
     """By how much the simulator moved on from the seed, where it could not start that one."""
 
 
+def manner_of(*, deterministic: bool) -> str:
+    """How a policy acted, in words."""
+    return "by the mode" if deterministic else "by drawn actions"
+
+
 _RETURN = "mean return"
 
 
@@ -135,7 +140,7 @@ class EvaluationResult(SpecifiedResult):
     @property
     def manner(self) -> str:
         """Whose actions were executed."""
-        return "by the mode" if self.deterministic else "by drawn actions"
+        return manner_of(deterministic=self.deterministic)
 
     def scores(self, metric: str = metric) -> np.ndarray:
         """[episodes] float64: 1 for success by the specification's definition; or the returns."""

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import numpy as np
 
 from rlinf.checkpoint.weights_file import POLICY_FILE
-from rlinf.data.episode_evaluation import EpisodeOutcome, EvaluationResult, EvaluationSpec
+from rlinf.data.episode_evaluation import (
+    EpisodeOutcome,
+    EvaluationResult,
+    EvaluationSpec,
+    manner_of,
+)
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.spec import ENV_SPEC_FILE, EnvSpec, refuse_other_training, written_spec
 from rlinf.envs.supervised.mixture import vector_env
@@ -56,6 +61,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
 
     def __init__(self, config: EvaluatedConfig) -> None:
         self._config = config
+        self.manner = manner_of(deterministic=config.evaluation.deterministic)
         self.suffix = "" if config.evaluation.deterministic else "_drawn"
 
     def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:

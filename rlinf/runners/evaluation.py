@@ -66,6 +66,8 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
 
     films: ClassVar[bool] = False
     """Whether there is something to see."""
+    manner = ""
+    """How what is evaluated acts, where there are several ways; results of two do not compare."""
     suffix = ""
     """Of the files of results that are not of the usual way to evaluate."""
 
@@ -219,6 +221,12 @@ def _evaluate_one(
         if other.evaluator is None or not isinstance(spec, other.evaluator.spec_class):
             raise ConfigError("--compare: the two runs are evaluated on different things")
         other.evaluator.check(spec)
+        if other.evaluator.manner != evaluator.manner:
+            raise ConfigError(
+                f"--compare: {run.name} is evaluated {evaluator.manner}, {its_run.name} "
+                f"{other.evaluator.manner}, and only results of one manner are compared; nearest: "
+                "evaluation.deterministic=true, which holds for both"
+            )
     if isinstance(source, Beginning):
         checkpoint, name, step = None, source.name, 0
     else:

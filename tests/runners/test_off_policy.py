@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from rlinf.cli.main import main
 from rlinf.config.load import load_recipe
@@ -234,3 +235,12 @@ def test_it_is_compared_with_a_run_of_another_algorithm_on_the_same_episodes(
     assert main(["train", recipe, "runner.total_env_steps=256", "--run-dir", other]) == 0
     assert main(["eval", str(run), "--compare", other]) == 0
     assert "mean return (95 % interval" in capsys.readouterr().out
+    file = Path(other) / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    config["evaluation"]["deterministic"] = False
+    file.write_text(yaml.safe_dump(config))
+    assert main(["eval", str(run), "--compare", other]) == 2
+    told = capsys.readouterr()
+    assert "run is evaluated by the mode, on_policy by drawn actions, and only" in told.err
+    assert "success" not in told.out  # nothing was played
+    assert main(["eval", str(run), "--compare", other, "evaluation.deterministic=true"]) == 0

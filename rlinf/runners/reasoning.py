@@ -65,8 +65,10 @@ class Reasoning(Task[ReasoningConfig]):
 
     @classmethod
     def for_evaluation(cls, config: ReasoningConfig) -> ReasoningConfig:
-        """Without the files of the prompts that are trained on."""
-        return config.model_copy(update={"data": config.data.for_evaluation})
+        """Without the files of the prompts that are trained on, and without a warm start, which
+        would train the model that is to be evaluated."""
+        update = {"data": config.data.for_evaluation, "warm_start": None}
+        return config.model_copy(update=update)
 
     def read_training_data(self) -> None:
         """The prompts, and how many of those that validate are among them."""

@@ -11,13 +11,14 @@ import pytest
 
 pytest.importorskip("transformers")
 
+from rlinf.cli.main import main
 from rlinf.data.text_evaluation import TextEvaluationSpec
 from rlinf.errors import ConfigError
 from rlinf.runners import groups
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.reasoning import Reasoning
 
-from .reasoning_support import train
+from .reasoning_support import train, write_recipe
 
 SHORT = ("runner.total_steps=1", "warm_start=null", "validation.val_check_interval=0")
 
@@ -55,6 +56,17 @@ def test_a_specification_of_another_reward_and_prompts_that_are_not_there_are_re
             evaluate(Reasoning, run, spec=tmp_path / "spec.json")
     with pytest.raises(ConfigError, match=r"--episodes 9999: there are (\d+) prompts; nearest: \1"):
         evaluate(Reasoning, run, items=9999)
+
+
+def test_a_directory_that_a_recipe_is_to_begin_with_is_evaluated_without_a_warm_start(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    began = ["~model.architecture", f"model.path={run}/model", f"runner.output_dir={tmp_path}"]
+    assert main(["eval", str(write_recipe(tmp_path)), *began]) == 0
+    assert "warm start" not in capsys.readouterr().out
+    evaluated = tmp_path / "small_eval" / "latest"
+    assert list((evaluated / "evaluations").glob("spec_*.json"))
+    assert not (evaluated / "initial_model").exists()
 
 
 def test_the_second_run_is_evaluated_by_the_specification_of_the_first(

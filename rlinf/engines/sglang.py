@@ -4,6 +4,9 @@ machines that this project is tested on lack. Run the conformance suite before r
 SGLang generates in processes of its own, all the time, and not step by step. A step here waits for
 what ends within a moment. At an update of the weights all sequences are aborted, and continued
 under the new weights from the tokens that they had; so each token is scored under one version.
+
+A sequence that may end at a token ends at the model's own end tokens, too: SGLang ignores either
+all such tokens or none. Where a request does not end at these, it is continued in the same way.
 """
 
 from __future__ import annotations
@@ -96,8 +99,12 @@ class SGLangEngine(Engine):
         self._engine.loop.run_until_complete(
             asyncio.wait(answers, timeout=_MOMENT, return_when=asyncio.FIRST_COMPLETED)
         )
-        ended = [number for number, flight in self._flights.items() if flight.answer.done()]
-        return [self._land(number) for number in ended]
+        ended = {n: flight for n, flight in self._flights.items() if flight.answer.done()}
+        landed = {number: self._land(number) for number in ended}
+        for number, flight in ended.items():
+            if self._ended_early(flight):
+                self._send(replace(flight.request, partial=landed.pop(number).completion))
+        return list(landed.values())
 
     def progress(self) -> dict[int, int]:
         """Refused by a ConfigError: SGLang gives a sequence when it has ended."""
@@ -176,17 +183,24 @@ class SGLangEngine(Engine):
         about = flight.answer.result()["meta_info"]
         scored = about.get("output_token_logprobs") or []
         reasons: dict[str, StopReason] = {"stop": "stop", "length": "length"}
+        reason = reasons.get(about["finish_reason"]["type"], "abort")
         return answer(
             flight.request,
             tokens=[entry[1] for entry in scored],
             log_probs=[entry[0] for entry in scored],
             versions=[self.version] * len(scored),
-            reason=reasons.get(about["finish_reason"]["type"], "abort"),
+            reason="abort" if self._ended_early(flight) else reason,
         )
+
+    def _ended_early(self, flight: _Flight) -> bool:
+        """Whether SGLang ended a sequence at a token that does not end its request."""
+        matched = flight.answer.result()["meta_info"]["finish_reason"].get("matched")
+        stops = stop_tokens(flight.request, self._end_tokens)
+        return isinstance(matched, int) and matched not in stops
 
 
 def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) -> dict[str, Any]:
-    sampling = request.sampling
+    sampling, stops = request.sampling, stop_tokens(request, ends)
     return {
         "temperature": 0.0 if sampling.greedy else sampling.temperature,
         "top_k": sampling.top_k or -1,
@@ -194,9 +208,9 @@ def _parameters(request: GenerationRequest, done: int, ends: tuple[int, ...]) ->
         "repetition_penalty": sampling.repetition_penalty,
         "max_new_tokens": sampling.max_new_tokens - done,
         "min_new_tokens": max(sampling.min_new_tokens - done, 0),
-        "stop_token_ids": list(stop_tokens(request, ends)),
+        "stop_token_ids": list(stops),
         "stop": list(sampling.stop),
-        "ignore_eos": True,
+        "ignore_eos": not stops,  # which SGLang obeys for `stop_token_ids`, too
         "no_stop_trim": True,
         "skip_special_tokens": False,
         "sampling_seed": (request.seed + done * 0x9E3779B1) % 2**31,

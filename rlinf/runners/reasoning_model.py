@@ -210,7 +210,7 @@ def warm_start(
         seed=config.seed,
         runner=config.runner,
         cluster=config.cluster.model_copy(update=placed),
-        examples=task,
+        data=config.data,
         agent=config.rollout.agent,
         model=model,
         learning=learning,

@@ -13,9 +13,7 @@ from rlinf.agents.tool_use import ToolUse
 from rlinf.algorithms.batch import Batch
 from rlinf.data.augmentation import AugmentationConfig
 from rlinf.data.imitation import DemonstrationsConfig, Recorded, WeightedDraws
-from rlinf.data.prompts.config import raw_items
 from rlinf.data.prompts.loader import Draws
-from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.config import EnvConfig, Environments
 from rlinf.envs.spec import EnvSpec
@@ -257,16 +255,19 @@ class WarmStartSource(StageWorker):
         self._config, self._context = config, context
 
     def start(self) -> None:
-        """Generate the task, and let its tools reply to what the targets call."""
+        """Generate the task, with prompts as they are given later, and let its tools reply to what
+        the targets call.
+
+        Raises:
+            ConfigError: No prompt is left, or one is too long, as in the data of the run.
+        """
         config = self._config
         model = self._context.model or config.model
         tokenizer = load_tokenizer(model)
         reader = picture_reader(model, tokenizer) if config.has_pictures else None
-        items = config.examples.items("train")
-        seen = [PicturedPrompt(item, reader) for item in raw_items(items)]
-        said_before = [each.content for each in seen]
-        prompts = tokenizer(said_before, add_special_tokens=False)["input_ids"]
-        said, learnt = [item.target for item in items], None
+        with in_section("data"):
+            prompts = config.data.build_targets(tokenizer, reader)
+        said, learnt = [target for prompt in prompts for target in prompt.answer], None
         if config.agent is None:
             targets = tokenizer(said, add_special_tokens=False)["input_ids"]
         else:
@@ -275,8 +276,8 @@ class WarmStartSource(StageWorker):
             use.close()
             learnt = [[*mask, True] for mask in masks]
         ended = [[*target, tokenizer.eos_token_id] for target in targets]
-        pictures = [each.placed(tokens) for each, tokens in zip(seen, prompts, strict=True)]
-        self._texts = text_batch(list(zip(prompts, ended, strict=True)), learnt, pictures)
+        texts = [(each.tokens.tolist(), end) for each, end in zip(prompts, ended, strict=True)]
+        self._texts = text_batch(texts, learnt, [each.pictures for each in prompts])
 
     def draw(self, *, step: int) -> Generator[Emit, None, None]:
         """Stage: the global batch of a step, from 0."""

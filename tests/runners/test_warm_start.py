@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,9 +13,14 @@ pytest.importorskip("transformers")
 
 from safetensors.numpy import load_file
 
+from rlinf.algorithms.batch import Batch
 from rlinf.cli.main import main
+from rlinf.models.language import load_tokenizer
+from rlinf.models.language_config import LanguageModelConfig
+from rlinf.trainers.language_trainers import text_batch
+from rlinf.workers import source
 
-from .reasoning_support import train, write_recipe
+from .reasoning_support import small_config, train, write_recipe
 
 ONE = ("runner.total_steps=1", "warm_start.steps=20")
 
@@ -36,6 +42,23 @@ def test_the_loss_falls_and_where_it_is_taught_changes_nothing(
     other = train(tmp_path / "two", *ONE, place, "cluster.cpu_devices_per_node=2")
     for name, value in taught(run).items():
         assert np.array_equal(taught(other)[name], value), name
+
+
+def test_prompts_are_taught_as_they_are_given_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taught_texts: list[tuple[list[int], list[int]]] = []
+
+    def noted(texts: list[tuple[list[int], list[int]]], *more: Any) -> Batch:
+        taught_texts.extend(texts)
+        return text_batch(texts, *more)
+
+    monkeypatch.setattr(source, "text_batch", noted)
+    written = ("data.apply_chat_template=true", "data.max_prompt_length=24")
+    run = train(tmp_path, *ONE, *written)
+    tokenizer = load_tokenizer(LanguageModelConfig(path=run / "initial_model"))
+    given = small_config(tmp_path, *written).data.build(tokenizer).train
+    assert [prompt for prompt, _ in taught_texts] == [each.tokens.tolist() for each in given]
 
 
 def test_what_is_taught_has_float32_weights(tmp_path: Path) -> None:

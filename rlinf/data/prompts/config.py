@@ -335,6 +335,16 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
         assert self.files is not None, "a section names files or a task"
         return self._of_files(self.files, part, tokenizer, reader)
 
+    def build_targets(
+        self, tokenizer: PromptTokenizer, reader: PictureReader | None = None
+    ) -> PromptDataset:
+        """The prompts of a generated task that are trained on, each with its target as the answer;
+        tokenised as :meth:`build_part` does."""
+        assert self.task is not None, "only a task has targets"
+        with in_section("task"):
+            items = self.task.items("train")
+        return self._of_items(items, tokenizer, reader, targets=True)
+
     @property
     def for_evaluation(self) -> Self:
         """Without the files that only training reads: they may be gone."""
@@ -347,8 +357,10 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
         items: Iterable[PromptItem],
         tokenizer: PromptTokenizer,
         reader: PictureReader | None,
+        *,
+        targets: bool = False,
     ) -> PromptDataset:
-        raw = raw_items(items)
+        raw = raw_items(items, targets=targets)
         notes = Notes(Counter(records=len(raw)))
         dataset = encode_prompts(raw, tokenizer=tokenizer, config=self, notes=notes, reader=reader)
         return _not_empty(dataset, "the task", "task")

@@ -14,8 +14,7 @@ from rlinf.algorithms.base_config import TokenAlgorithm
 from rlinf.config.base import StrictModel
 from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import did_you_mean
-from rlinf.data.prompts.config import ChatTemplateConfig
-from rlinf.data.tasks import PromptTask
+from rlinf.data.prompts.config import ChatTemplateConfig, PromptDataConfig
 from rlinf.engines import config as engines
 from rlinf.engines.config import EngineConfig, HFEngineConfig, SamplingConfig
 from rlinf.errors import in_section
@@ -107,8 +106,8 @@ class WarmStartConfig(LanguageRunConfig):
     """What a model is taught before the first step of a run, as a run of its own."""
 
     task: Literal["warm_start"] = "warm_start"
-    examples: PromptTask
-    """The generated task whose targets are learnt."""
+    data: PromptDataConfig
+    """The generated task whose targets are learnt, and how its prompts become tokens."""
     agent: AgentConfig | None
     """Tools that reply to the calls in them; the replies are not learnt."""
     model: LanguageModelConfig
@@ -120,7 +119,7 @@ class WarmStartConfig(LanguageRunConfig):
     @property
     def has_pictures(self) -> bool:
         """Whether prompts may have pictures."""
-        return self.examples.has_pictures
+        return self.data.has_pictures
 
     @property
     def components(self) -> tuple[str, ...]:

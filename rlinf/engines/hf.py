@@ -280,14 +280,19 @@ class HFEngine(Engine):
         return self._cache.kept(row, int(self._running.active["cached"][row]), self.version)
 
     def _ends_with_text(self, row: int, request: GenerationRequest) -> bool:
-        """Whether a stop text was completed by the last tokens."""
+        """Whether a stop text was completed by the last token."""
         numbers = self._running.active[row]
         if numbers["count"] < max(numbers["minimum"], numbers["known"] + 1):
             return False
         # Each token is at least a byte, and at most the last one completes a character.
         reach = max(len(text.encode()) for text in request.sampling.stop) + 3
-        ending = self._tokenizer.decode(self._running.tail(row, reach))
-        return any(text in ending for text in request.sampling.stop)
+        tail = self._running.tail(row, reach)
+        ending = self._tokenizer.decode(tail)
+        found = [text for text in request.sampling.stop if text in ending]
+        if not found:
+            return False
+        before = self._tokenizer.decode(tail[:-1])
+        return any(ending.rfind(text) > before.rfind(text) for text in found)
 
 
 def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -416,6 +417,25 @@ def test_stop_texts_need_a_tokenizer(build: Build) -> None:
     (request,) = requests(1, stop=("x",))
     with pytest.raises(ConfigError, match="need a tokenizer"):
         build().submit(request)
+
+
+def test_a_stop_text_from_before_the_shortest_length_ends_nothing(model: Any) -> None:
+    letters = SimpleNamespace(decode=lambda tokens: "".join(chr(48 + token) for token in tokens))
+    engine = HFEngineConfig().build(ModelSource(module=model, tokenizer=letters))
+    (request,) = requests(1, max_new_tokens=20, stop_token_ids=())
+    said = letters.decode(engine.generate([request])[0].completion.tokens)
+    early, late = said[3:5], said[9:11]
+    assert early not in said[6:]
+    for stop, minimum, length, reason in (
+        ((early,), 0, 5, "stop"),
+        ((early,), 5, 5, "stop"),
+        ((early,), 6, 20, "length"),
+        ((early, late), 6, 11, "stop"),
+    ):
+        update = {"stop": stop, "min_new_tokens": minimum}
+        how = replace(request, sampling=request.sampling.model_copy(update=update))
+        completion = engine.generate([how])[0].completion
+        assert (len(completion), completion.stop_reason) == (length, reason)
 
 
 def test_a_model_with_other_attention_is_refused(model: Any) -> None:

@@ -149,6 +149,18 @@ class EngineConfig(StrictModel):
         """Whether the engine computes with the caller's own module."""
         return self.takes_module and self.process is None
 
+    @property
+    def unloaded(self) -> str | None:
+        """Key by which the engine begins without the weights of its model, which have to be sent;
+        None: it loads them."""
+        return None
+
+    @property
+    def loading(self) -> Self:
+        """The section where no weights are ever sent: the engine loads those of its model."""
+        key = self.unloaded
+        return self if key is None else self.model_copy(update={key: self.unwritten(key)})
+
     def unscored(self, sampling: SamplingConfig) -> Unscored | None:
         """What of ``sampling`` makes the engine report other log-probs than those of
         softmax(logits / temperature); None: nothing."""
@@ -240,7 +252,8 @@ class VLLMEngineConfig(EngineConfig):
     enable_chunked_prefill: bool = True
     """Let long prompts share forward passes with running sequences; on CPU it is always off."""
     load_format: Literal["auto", "dummy"] = "auto"
-    """`dummy`: start with random weights; the first synchronisation brings the real ones."""
+    """`dummy`: start with random weights; the first synchronisation brings the real ones, so it is
+    for training."""
     log_probs: Literal["processed", "raw"] = "processed"
     """Which log-probs vLLM reports. `processed`: after temperature and filters, right for any
     temperature without top_k, top_p, repetition_penalty and min_new_tokens. `raw`: before both,
@@ -268,6 +281,11 @@ class VLLMEngineConfig(EngineConfig):
     def devices_per_engine(self) -> int:
         """Devices that one engine computes on."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def unloaded(self) -> str | None:
+        """See :attr:`EngineConfig.unloaded`."""
+        return "load_format" if self.load_format == "dummy" else None
 
     def unscored(self, sampling: SamplingConfig) -> Unscored | None:
         """See :attr:`log_probs`."""

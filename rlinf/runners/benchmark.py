@@ -98,6 +98,9 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
         for section in ("lora", "architecture"):
             if getattr(self.model, section) is not None:
                 yield illegal(f"model.{section}", "has no effect here", hint="leave it out")
+        if (key := self.rollout.engine.unloaded) is not None:
+            why = "would evaluate random weights, as none are sent to the engine"
+            yield illegal(f"rollout.engine.{key}", why, hint="leave it out")
         without_effect = {
             "checkpoint": self.checkpoint != CheckpointConfig(),
             "logger": self.logger != LoggerConfig(),

@@ -66,8 +66,9 @@ class Reasoning(Task[ReasoningConfig]):
     @classmethod
     def for_evaluation(cls, config: ReasoningConfig) -> ReasoningConfig:
         """Without the files of the prompts that are trained on, and without a warm start, which
-        would train the model that is to be evaluated."""
-        update = {"data": config.data.for_evaluation, "warm_start": None}
+        would train the model that is to be evaluated; the engine loads that model itself."""
+        rollout = config.rollout.model_copy(update={"engine": config.rollout.engine.loading})
+        update = {"data": config.data.for_evaluation, "warm_start": None, "rollout": rollout}
         return config.model_copy(update=update)
 
     def read_training_data(self) -> None:

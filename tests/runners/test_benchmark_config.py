@@ -54,6 +54,13 @@ def test_sections_without_effect_are_refused(tmp_path: Path, override: str, key:
         read(tmp_path, override)
 
 
+def test_random_weights_are_not_evaluated(tmp_path: Path) -> None:
+    engine = ("rollout.engine.type=vllm", "rollout.engine.load_format=dummy")
+    with pytest.raises(ConfigError, match=r"load_format.*would evaluate random weights"):
+        read(tmp_path, *engine)
+    assert read(tmp_path, engine[0]).rollout.engine.type == "vllm"
+
+
 SEARCH = """
 def search(query, *, most=3): ...
 

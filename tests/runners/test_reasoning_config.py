@@ -12,6 +12,7 @@ import pytest
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import check, validate
 from rlinf.errors import UserError
+from rlinf.runners.reasoning import Reasoning
 from rlinf.runners.reasoning_config import ReasoningConfig
 from rlinf.runners.task import REGISTRY
 
@@ -301,6 +302,13 @@ def test_validation_may_filter_at_any_temperature() -> None:
     how = "validation.sampling={temperature: 0.6, top_p: 0.95, max_new_tokens: 64}"
     config = of_a_large_model(how)
     assert config.validation.sampling.top_p == 0.95
+
+
+def test_the_engine_of_an_evaluation_loads_the_weights_that_training_would_send() -> None:
+    config = of_a_large_model("rollout.engine.load_format=dummy", "rollout.engine.max_model_len=9")
+    evaluated = Reasoning.for_evaluation(config).rollout.engine
+    expected = config.rollout.engine.model_copy(update={"load_format": "auto"})
+    assert evaluated == expected
 
 
 @pytest.mark.parametrize(

@@ -182,7 +182,7 @@ def _evaluate_recipe(
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
 
-    task, loaded, config = read_config(source, overrides)
+    task, loaded, config = read_config(source, overrides, evaluated=True)
     for name in options.given():
         if not task.trains or name == "--compare":
             raise ConfigError(f"{name} has no effect on a recipe; leave it out")

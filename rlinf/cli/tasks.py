@@ -77,11 +77,17 @@ def config_of_run(source: Path) -> Path:
     return run_of(source) / CONFIG_FILE
 
 
-def read_config(name_or_path: str, overrides: Sequence[str]) -> tuple[AnyTask, LoadedRecipe, Any]:
-    """Return the task, the recipe and the validated config behind a command line."""
+def read_config(
+    name_or_path: str, overrides: Sequence[str], *, evaluated: bool = False
+) -> tuple[AnyTask, LoadedRecipe, Any]:
+    """Return the task, the recipe and the validated config behind a command line that trains, or
+    by which what is trained is ``evaluated``."""
     recipe = load_recipe(name_or_path, overrides)
     task = task_of(recipe)
-    return task, recipe, validate(task.config_class, recipe.data, recipe, elsewhere=_elsewhere)
+    config = validate(
+        task.config_class, recipe.data, recipe, elsewhere=_elsewhere, evaluated=evaluated
+    )
+    return task, recipe, config
 
 
 def _elsewhere(name: str, section: str) -> str:
@@ -118,7 +124,7 @@ def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
     run here."""
     from rlinf.config.validate import check
 
-    task, recipe, config = read_config(str(config_of_run(source)), overrides)
+    task, recipe, config = read_config(str(config_of_run(source)), overrides, evaluated=True)
     origin = origin_of(task, run_of(source))
     origin.refuse_other_config(config, task.changeable_evaluation, why=why)
     check(task.for_evaluation(config), recipe)

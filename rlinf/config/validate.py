@@ -14,6 +14,8 @@ from rlinf.config.reasons import Elsewhere, nowhere, reason, show
 from rlinf.errors import ConfigError, in_section
 
 Model = TypeVar("Model", bound=BaseModel)
+EVALUATED = "evaluated"
+"""Key of the context of validation: whether nothing is trained."""
 _ABSENT = object()
 
 
@@ -23,17 +25,19 @@ def validate(
     source: LoadedRecipe | str,
     *,
     elsewhere: Elsewhere = nowhere,
+    evaluated: bool = False,
 ) -> Model:
     """Return the validated config of plain data.
 
     ``source`` is the recipe, for the origin of each value; or a name for all of them. ``elsewhere``
-    is asked for a key that this config does not have, nor one like it.
+    is asked for a key that this config does not have, nor one like it. Where what it trains is only
+    ``evaluated``, nothing is refused that stands against training alone.
 
     Raises:
         ConfigError: Lists every problem with file, key, value, reason and nearest legal value.
     """
     try:
-        return model_class.model_validate(dict(data))
+        return model_class.model_validate(dict(data), context={EVALUATED: evaluated})
     except ValidationError as error:
         recipe = source if isinstance(source, LoadedRecipe) else LoadedRecipe(source, dict(data))
         raise ConfigError(_message(model_class, error, recipe, elsewhere)) from error

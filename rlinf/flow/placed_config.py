@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from rlinf.checkpoint.config import CheckpointConfig
@@ -19,6 +19,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.effects import unused
 from rlinf.config.nearest import did_you_mean, join_choices
+from rlinf.config.validate import EVALUATED
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import (
     AutoPlan,
@@ -270,11 +271,12 @@ class PlacedConfig(StrictModel):
     # -- rules between sections -----------------------------------------------------------------
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
+    def _rules(self, info: ValidationInfo) -> Self:
         self._check_parts()
         self._check_cluster()
         self._check_network()
-        for problem in self.problems():
+        evaluated = (info.context or {}).get(EVALUATED, False)
+        for problem in chain(self.problems(), () if evaluated else self.problems_of_training()):
             raise self._as_placed(problem)
         # Last: what the task itself says against a placement names the keys that cause it.
         self._check_processes()
@@ -286,6 +288,10 @@ class PlacedConfig(StrictModel):
         if told.get("key") != _PLACEMENT or not isinstance(self.cluster.plan, Plan):
             return problem
         return illegal("cluster.plan", told["text"])
+
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """What else stands against a training, and not against an evaluation of what it left."""
+        yield from ()
 
     def problems(self) -> Iterator[PydanticCustomError]:
         """What stands against the values of several sections together; the first is told."""

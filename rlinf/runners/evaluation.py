@@ -290,7 +290,7 @@ def load_run(
 
 def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> PlacedConfig:
     recipe = load_recipe(str(run / CONFIG_FILE), overrides)
-    config = validate(task.config_class, recipe.data, recipe)
+    config = validate(task.config_class, recipe.data, recipe, evaluated=True)
     origin = origin_of(task, run)
     origin.refuse_other_config(config, task.changeable_evaluation, why="a trained run")
     origin.refuse_other_files(config, section="model")
@@ -306,7 +306,8 @@ def origin_of(task: type[Task[Any]], run: Path) -> Origin:
     origin = Origin.load(run)
     if origin is None:
         recipe = load_recipe(str(run / CONFIG_FILE), [])
-        origin = Origin(to_data(validate(task.config_class, recipe.data, recipe)))
+        config = validate(task.config_class, recipe.data, recipe, evaluated=True)
+        origin = Origin(to_data(config))
     return origin
 
 

@@ -198,6 +198,11 @@ class ReasoningConfig(AnsweringConfig):
         yield from order_problems(self)
         yield from rescaling_problems(self)
 
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """Log-probs that the engine reports otherwise: evaluations use none."""
+        if (unscored := self.rollout.engine.unscored(self.rollout.sampling)) is not None:
+            yield illegal(f"rollout.sampling.{unscored.key}", unscored.why, hint=unscored.hint)
+
     def _staleness_problems(self) -> Iterator[PydanticCustomError]:
         rollout, partial = self.rollout, self.rollout.partial
         if rollout.max_staleness and self.plan.components["rollout"].residency == "offload":
@@ -272,8 +277,6 @@ class ReasoningConfig(AnsweringConfig):
             key, hint = ("greedy", "false") if sampling.greedy else ("top_k", "0, of all tokens")
             why = "takes the most likely token each time: nothing else is tried, or learnt from"
             yield illegal(f"rollout.sampling.{key}", why, hint=f"nearest: {hint}")
-        elif (unscored := self.rollout.engine.unscored(sampling)) is not None:
-            yield illegal(f"rollout.sampling.{unscored.key}", unscored.why, hint=unscored.hint)
         if algorithm.needs_values != (self.critic is not None):
             needs = "needs a critic" if algorithm.needs_values else "has no critic"
             hint = "write `critic: {}`" if algorithm.needs_values else "leave the section out"

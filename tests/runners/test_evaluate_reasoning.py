@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 
 from rlinf.cli.main import main
 from rlinf.data.text_evaluation import TextEvaluationSpec
+from rlinf.engines.config import HFEngineConfig, Unscored
 from rlinf.errors import ConfigError
 from rlinf.runners import groups
 from rlinf.runners.evaluation import evaluate
@@ -87,6 +88,22 @@ def test_other_settings_of_the_engine_give_the_same_answers(run: Path) -> None:
         ("~rollout.engine", "rollout.engine.type=hf", "~weight_sync", "weight_sync.type=bucket"),
     ):
         assert evaluate(Reasoning, run, overrides=given, items=6) == first
+
+
+def test_an_engine_without_log_probs_for_training_evaluates_what_was_trained(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unscored = Unscored("top_p", "changes what it reports", "nearest: 1.0")
+    monkeypatch.setattr(HFEngineConfig, "unscored", lambda config, sampling: unscored)
+    other = "rollout.engine.max_running_requests=3"
+    assert main(["eval", str(run), other, "--episodes", "2"]) == 0
+    began = ["~model.architecture", f"model.path={run}/model", f"runner.output_dir={tmp_path}"]
+    recipe = str(write_recipe(tmp_path))
+    assert main(["eval", recipe, *began, "--dry-run"]) == 0
+    for words in (["resume", str(run), "runner.total_steps=2"], ["train", recipe]):
+        capsys.readouterr()
+        assert main([*words, other]) == 2
+        assert "changes what it reports; nearest: 1.0" in capsys.readouterr().err
 
 
 def test_a_reward_that_fails_is_told_and_counted(

@@ -24,7 +24,7 @@ from rlinf.data.tokenizer import load_tokenizer
 from rlinf.engines import ragged_attention
 from rlinf.engines.config import HFEngineConfig, local_directory
 from rlinf.engines.decoder import Decoder
-from rlinf.engines.prefill import Begun, Prompts
+from rlinf.engines.prefill import Begun, Prompts, require_served
 from rlinf.engines.protocol import (
     Engine,
     FinishedCompletion,
@@ -323,7 +323,8 @@ def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, boo
         )
     ragged_attention.register()
     set_text_attention(model, ragged_attention.NAME)
-    return model.eval(), shared
+    require_served(model.eval())
+    return model, shared
 
 
 def _second_layers(module: nn.Module) -> Any:

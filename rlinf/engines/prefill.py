@@ -14,6 +14,7 @@ from torch import Tensor
 from rlinf.data.pictures import PictureReader, Pictures, places_of, positions_of
 from rlinf.engines.config import HFEngineConfig
 from rlinf.engines.protocol import GenerationRequest, KeptCache
+from rlinf.errors import ConfigError
 from rlinf.models.vision_language import Seen, hidden_states
 
 Begun = tuple[GenerationRequest, int]
@@ -183,8 +184,35 @@ def prefill(
     return [results[number] for number in range(len(texts))]
 
 
-def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCapture) -> Tensor:
-    """Logits [N, U, V] after the first ``ends`` [U] tokens; any one place if there are none."""
+def require_served(model: Any) -> None:
+    """Refuse, by a ConfigError, a model that this engine cannot compute with, which a forward pass
+    of two tokens shows: every layer has to attend, with what it is told, by the function that was
+    registered for it, and to keep its keys and values where it is told."""
+    capture, attended = PromptCapture(), list[Any]()
+    try:
+        with torch.inference_mode():
+            _forward(model, np.zeros((1, 2), np.int64), np.array([2]), capture, attended=attended)
+    except (ConfigError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # noqa: BLE001 - of any architecture, in its own code
+        said, *_ = str(error).splitlines() or [""]
+        why = f"{type(error).__name__} in a first forward pass, {said}"
+    else:
+        if len(attended) >= len(capture.layers) > 0:  # some layers attend twice
+            return
+        why = "its layers attend by code of their own"
+    kind = model.config.get_text_config().model_type
+    raise ConfigError(
+        f"the engine `hf` cannot serve models of type {kind}: {why}; use the engine `vllm`",
+        key="type",
+    )
+
+
+def _forward(
+    model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCapture, **told: Any
+) -> Tensor:
+    """Logits [N, U, V] after the first ``ends`` [U] tokens; any one place if there are none. What
+    is ``told`` besides reaches the attention."""
     device = model.device
     positions = torch.arange(tokens.shape[1], device=device)[None].expand(len(tokens), -1)
     logits: Tensor = model(
@@ -193,6 +221,7 @@ def _forward(model: Any, tokens: np.ndarray, ends: np.ndarray, capture: PromptCa
         past_key_values=capture,
         use_cache=True,
         logits_to_keep=torch.from_numpy(ends - 1).to(device) if len(ends) else 1,
+        **told,
     ).logits
     return logits
 

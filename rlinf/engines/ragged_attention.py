@@ -92,6 +92,7 @@ def ragged_attention(
     *,
     scaling: float,
     plan: DecodePlan | None = None,
+    attended: list[Any] | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
     """Attention of the last token (with a plan) or of whole prompts (without).
@@ -104,6 +105,7 @@ def ragged_attention(
         attention_mask: Not used: the plan and causality say everything.
         scaling: Factor of the scores.
         plan: Which part of the cache each row looks at.
+        attended: Gets the layer, to see which come here.
         options: What the architecture asks for besides.
 
     Returns:
@@ -112,6 +114,8 @@ def ragged_attention(
     Raises:
         ConfigError: The architecture needs what this function does not compute.
     """
+    if attended is not None:
+        attended.append(module)
     for name in _UNSUPPORTED:
         if options.get(name) is not None:
             raise ConfigError(

@@ -445,6 +445,32 @@ def test_a_model_with_other_attention_is_refused(model: Any) -> None:
         HFEngineConfig().build(ModelSource(module=own))
 
 
+@pytest.mark.parametrize(
+    ("kind", "sizes", "why"),
+    [
+        ("bloom", {"n_layer": 1, "n_head": 2}, "AttributeError in a first forward pass"),
+        (
+            "nemotron",
+            {
+                "num_hidden_layers": 1,
+                "num_attention_heads": 2,
+                "num_key_value_heads": 2,
+                "intermediate_size": 8,
+            },
+            "its layers attend by code of their own",
+        ),
+    ],
+)
+def test_a_model_that_attends_by_code_of_its_own_is_refused(
+    kind: str, sizes: dict[str, int], why: str
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(kind, vocab_size=16, hidden_size=8, **sizes)
+    own = transformers.AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ConfigError, match=rf"models of type {kind}: {why}.*use the engine `vllm`"):
+        HFEngineConfig().build(ModelSource(module=own))
+
+
 def test_it_needs_a_model() -> None:
     with pytest.raises(ConfigError, match="a module or a directory"):
         HFEngineConfig().build(ModelSource())

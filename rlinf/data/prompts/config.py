@@ -44,7 +44,7 @@ DEFAULT_MAX_BROKEN = 100
 _FIRST = 20  # records of a file that are looked at before a run starts
 _OWN_ARGUMENTS = {
     "conversation", "chat_template", "tokenize", "add_generation_prompt", "return_dict",
-    "return_tensors", "continue_final_message",
+    "return_tensors", "continue_final_message", "strftime_now",
 }  # fmt: skip
 
 

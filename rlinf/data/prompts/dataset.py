@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import datetime
 from functools import cached_property
 from itertools import count, islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,10 @@ from rlinf.errors import ConfigError
 if TYPE_CHECKING:
     from rlinf.data.prompts.config import ChatTemplateConfig, EncodingConfig
 
+_MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2018, 11, 29, 17, 38, 49))
+"""Two moments that no form of a date writes alike."""
+_DATE = "date_string"
+"""By which templates are told a date, as those of Llama 3."""
 BATCH = 1024
 """Texts that are tokenised at a time."""
 
@@ -169,7 +174,7 @@ def conversation(
 
     It ends where the assistant begins, or with the message that it ``said``; what is ``told`` is
     that of :attr:`ChatTemplateConfig.template_arguments`. UnusableRecordError where the template
-    refuses the messages.
+    refuses the messages, ConfigError where it writes the date of the day into the text.
     """
     from jinja2 import TemplateError
 
@@ -178,12 +183,24 @@ def conversation(
     )
     if said is not None:
         messages.append(said)
-    try:
-        text = str(
+    looked: list[str] = []  # at the clock, in which forms
+
+    def written(moment: datetime) -> str:
+        def now(form: str) -> str:
+            looked.append(form)
+            return moment.strftime(form)
+
+        own = {**told, "strftime_now": now}  # which stands before that of transformers
+        return str(
             tokenizer.apply_chat_template(
-                messages, tokenize=False, add_generation_prompt=said is None, **told
+                messages, tokenize=False, add_generation_prompt=said is None, **own
             )
         )
+
+    try:
+        text = written(_MOMENTS[0])
+        if looked and written(_MOMENTS[1]) != text:
+            raise _of_the_day(told.get("chat_template") or tokenizer.chat_template)
     except TemplateError as error:
         raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
     try:
@@ -191,6 +208,17 @@ def conversation(
     except UnicodeEncodeError as error:  # in what a message has beside its content
         raise UnusableRecordError("the messages hold half a character") from error
     return text
+
+
+def _of_the_day(template: Any) -> ConfigError:
+    nearest = "chat_template with a copy of it that has a fixed one"
+    if _DATE in str(template):
+        nearest = f'chat_template_kwargs: {{{_DATE}: "26 Jul 2024"}}, or any other day'
+    return ConfigError(
+        "the chat template writes the date of the day, so that prompts would be others tomorrow, "
+        f"when a run is resumed or compared; nearest: {nearest}",
+        key="chat_template_kwargs",
+    )
 
 
 def encode_prompts(

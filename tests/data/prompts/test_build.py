@@ -348,6 +348,38 @@ def test_a_template_that_cannot_be_used_is_refused(tokenizer, write, section, me
         build(tokenizer, [write("a.jsonl", sums(1))], **{"apply_chat_template": True, **section})
 
 
+DATED = (
+    "{% if not date_string is defined %}{% set date_string = strftime_now('%d %b %Y') %}{% endif %}"
+    "{{ date_string }}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+UNTOLD = "{{ strftime_now('%Y') }}{% for m in messages %}{{ m.content }}{% endfor %}"
+OF_THE_SYSTEM = (
+    "{% set today = strftime_now('%d') %}{% if messages[0].role != 'system' %}{{ today }}"
+    "{% endif %}{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+
+
+def test_a_template_that_writes_the_date_of_the_day_is_refused(tokenizer, write, monkeypatch):
+    def built(template, **told):
+        monkeypatch.setattr(tokenizer, "chat_template", template)
+        path = write("a.jsonl", sums(1))
+        return build(tokenizer, [path], apply_chat_template=True, chat_template_kwargs=told)
+
+    named = r'chat_template_kwargs: .*tomorrow.*nearest: chat_template_kwargs: \{date_string: "26'
+    with pytest.raises(ConfigError, match=named):
+        built(DATED)
+    assert built(DATED, date_string="3+4").train[0].text.startswith("3+4")
+    with pytest.raises(ConfigError, match="nearest: chat_template with a copy of it"):
+        built(UNTOLD)
+
+
+def test_a_template_may_look_at_the_clock_and_write_nothing_of_it(tokenizer, write, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", OF_THE_SYSTEM)
+    told = [{"role": "system", "content": "1+"}, {"role": "user", "content": "2="}]
+    path = write("a.jsonl", [{"prompt": told, "solutions": "3"}])
+    assert build(tokenizer, [path], apply_chat_template=True).train[0].text == "1+2="
+
+
 def test_messages_that_the_template_refuses_are_broken(tokenizer, write, monkeypatch):
     template = "{% if messages|length > 1 %}{{ raise_exception('one message') }}{% endif %}1+1="
     monkeypatch.setattr(tokenizer, "chat_template", template)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from rlinf.data.pictures import Picture
 from rlinf.engines.config import EngineConfig, SamplingConfig
 from rlinf.engines.conformance_subject import (
     CONTEXT,
+    END,
     KINDS,
     LETTERS,
     VOCABULARY,
@@ -231,7 +233,29 @@ def _stop_texts(subject: Subject) -> str:
         reason = "stop" if letters[-1] in texts else "length"
         require(item.completion.stop_reason == reason, f"{''.join(letters)!r} is no {reason}")
         reasons.append(reason)
+    _require_end_across_an_interruption(subject)
     return f"{reasons.count('stop')} of {len(reasons)} were ended by a text"
+
+
+def _require_end_across_an_interruption(subject: Subject) -> None:
+    """A stop text of which a continued sequence has the first letter and draws the second."""
+    asked = [subject.request(prompt(5, number), greedy=True) for number in range(6)]
+    texts = [found.completion for found in subject.engine.generate(asked)]
+    pairs = [
+        (request, text) for request, text in zip(asked, texts, strict=True)
+        if (text.tokens[3:5] < END).all()
+    ]  # fmt: skip
+    require(bool(pairs), "no sequence has two letters where one is to be interrupted")
+    for request, text in pairs:
+        begun = replace(
+            text, tokens=text.tokens[:4], log_probs=text.log_probs[:4],
+            versions=text.versions[:4], stop_reason="abort",
+        )  # fmt: skip
+        stop = "".join(LETTERS[token] for token in text.tokens[3:5])
+        again = subject.request(request.prompt_tokens, greedy=True, stop=(stop,), partial=begun)
+        (found,) = subject.engine.generate([again])
+        ended = (len(found.completion), found.completion.stop_reason)
+        require(ended == (5, "stop"), f"{stop!r}, half of it given, left {ended}, not 5 tokens")
 
 
 def _turns(subject: Subject) -> str:

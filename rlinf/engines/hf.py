@@ -33,7 +33,14 @@ from rlinf.engines.protocol import (
     ModelSource,
     Weights,
 )
-from rlinf.engines.requests import Unfinished, answer, given_tokens, stop_tokens
+from rlinf.engines.requests import (
+    Unfinished,
+    answer,
+    ends_with_text,
+    given_tokens,
+    stop_tokens,
+    text_reach,
+)
 from rlinf.engines.running import Running
 from rlinf.engines.sampling import draw_tokens
 from rlinf.engines.weight_files import adopt_weights, assign_weights
@@ -284,15 +291,8 @@ class HFEngine(Engine):
         numbers = self._running.active[row]
         if numbers["count"] < max(numbers["minimum"], numbers["known"] + 1):
             return False
-        # Each token is at least a byte, and at most the last one completes a character.
-        reach = max(len(text.encode()) for text in request.sampling.stop) + 3
-        tail = self._running.tail(row, reach)
-        ending = self._tokenizer.decode(tail)
-        found = [text for text in request.sampling.stop if text in ending]
-        if not found:
-            return False
-        before = self._tokenizer.decode(tail[:-1])
-        return any(ending.rfind(text) > before.rfind(text) for text in found)
+        stop = request.sampling.stop
+        return ends_with_text(self._running.tail(row, text_reach(stop)), stop, self._tokenizer)
 
 
 def serving_model(config: HFEngineConfig, source: ModelSource) -> tuple[Any, bool]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -86,6 +86,38 @@ def stop_tokens(request: GenerationRequest, end_tokens: Sequence[int]) -> tuple[
     return (*(end_tokens if stops is None else stops), *request.turn_ends)
 
 
+def text_reach(stop: Sequence[str]) -> int:
+    """Tokens at the end of a turn in which a stop text that it ends with lies."""
+    # Each token is at least a byte, and at most the last one completes a character.
+    return max(len(text.encode()) for text in stop) + 3
+
+
+def ends_with_text(tail: np.ndarray, stop: Sequence[str], tokenizer: Any) -> bool:
+    """Whether a stop text was completed by the last of the tokens, of which ``tail`` are the last
+    :func:`text_reach`."""
+    ending = tokenizer.decode(tail)
+    found = [text for text in stop if text in ending]
+    if not found:
+        return False
+    before = tokenizer.decode(tail[:-1])
+    return any(ending.rfind(text) > before.rfind(text) for text in found)
+
+
+def _completed_text(request: GenerationRequest, tokens: np.ndarray, tokenizer: Any) -> int | None:
+    """How many of the new tokens complete a stop text that what was given began; None: there is
+    none. Servers look for stop texts in new tokens alone."""
+    given, sampling = request.partial, request.sampling
+    if given is None or not sampling.stop or given.turn_start == len(given):
+        return None
+    reach, text = text_reach(sampling.stop), np.concatenate([given.tokens, tokens])
+    first = max(len(given) + 1, sampling.min_new_tokens)
+    for length in range(first, min(len(text), len(given) + reach) + 1):
+        tail = text[max(given.turn_start, length - reach) : length]
+        if ends_with_text(tail, sampling.stop, tokenizer):
+            return length - len(given)
+    return None
+
+
 def extended_mask(given: Completion, length: int) -> np.ndarray | None:
     """[length] which tokens were sampled, of a completion that was continued by sampled ones."""
     if given.sampled is None:
@@ -99,8 +131,15 @@ def answer(
     log_probs: Sequence[float] | np.ndarray,
     versions: Sequence[int] | np.ndarray,
     reason: StopReason,
+    *,
+    tokenizer: Any = None,
 ) -> FinishedCompletion:
-    """A request with its new tokens, log-probs and versions [n] behind those it began with."""
+    """A request with its new tokens, log-probs and versions [n] behind those it began with. With a
+    ``tokenizer`` it ends where a stop text was completed that these began."""
+    most = None if tokenizer is None else _completed_text(request, np.array(tokens), tokenizer)
+    if most is not None:
+        tokens, log_probs, versions = tokens[:most], log_probs[:most], versions[:most]
+        reason = "stop"
     completion = Completion(
         tokens=np.array(tokens, np.int64),
         log_probs=np.array(log_probs, np.float32),

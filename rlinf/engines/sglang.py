@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from rlinf.data.sequences import Completion, StopReason
+from rlinf.data.tokenizer import load_tokenizer
 from rlinf.engines.config import SGLangEngineConfig, local_directory
 from rlinf.engines.protocol import (
     Engine,
@@ -59,9 +60,9 @@ class SGLangEngine(Engine):
         import sglang
 
         self._config = config
-        path = local_directory(source.path)
+        self._path = path = local_directory(source.path)
         vocabulary, context = sizes_of(path)
-        self._end_tokens = end_tokens_of(path)
+        self._end_tokens, self._tokenizer = end_tokens_of(path), source.tokenizer
         self._structure = without_weights(path)
         self._engine: Any = sglang.Engine(
             model_path=str(path),
@@ -89,6 +90,8 @@ class SGLangEngine(Engine):
         self._flights.check(request)
         if request.scored:
             self._config.check_scored(request.sampling)
+        if request.sampling.stop and self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._path)
         self._send(request)
 
     def step(self) -> list[FinishedCompletion]:
@@ -102,8 +105,10 @@ class SGLangEngine(Engine):
         ended = {n: flight for n, flight in self._flights.items() if flight.answer.done()}
         landed = {number: self._land(number) for number in ended}
         for number, flight in ended.items():
-            if self._ended_early(flight):
-                self._send(replace(flight.request, partial=landed.pop(number).completion))
+            completion = landed[number].completion
+            if self._ended_early(flight) and completion.stop_reason == "abort":
+                del landed[number]
+                self._send(replace(flight.request, partial=completion))
         return list(landed.values())
 
     def progress(self) -> dict[int, int]:
@@ -190,6 +195,7 @@ class SGLangEngine(Engine):
             log_probs=[entry[0] for entry in scored],
             versions=[self.version] * len(scored),
             reason="abort" if self._ended_early(flight) else reason,
+            tokenizer=self._tokenizer,
         )
 
     def _ended_early(self, flight: _Flight) -> bool:

@@ -6,7 +6,7 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from rlinf.data.sequences import Completion
 from rlinf.engines.config import SamplingConfig, SGLangEngineConfig
 from rlinf.engines.protocol import GenerationRequest, ModelSource
 from rlinf.engines.sglang import SGLangEngine
+from rlinf.engines.vllm.base import Growing
 
 END, OTHER_END, CALL = 1, 2, 9
 WRITTEN = (5, END, 6, CALL, 8, OTHER_END, *([5] * 20))
@@ -111,3 +112,34 @@ def test_of_early_ends_an_abort_returns_what_is_unfinished(engine: Any) -> None:
     (finished,) = engine.abort()
     assert tuple(finished.completion.tokens) == WRITTEN[:2]
     assert finished.completion.stop_reason == "abort"
+
+
+LETTERS = SimpleNamespace(decode=lambda tokens: "".join(chr(96 + token) for token in tokens))
+
+
+def test_a_stop_text_that_an_interrupted_answer_began_ends_it(engine: Any) -> None:
+    begun = Completion(
+        tokens=np.array(WRITTEN[:2]), log_probs=np.full(2, -0.5, np.float32),
+        versions=np.zeros(2, np.int64), stop_reason="abort", seed=0,
+    )  # fmt: skip
+    engine._tokenizer = LETTERS
+    for stop, minimum, length, reason in (
+        ("af", 0, 3, "stop"),
+        ("afi", 0, 4, "stop"),
+        ("afi", 4, 4, "stop"),
+        ("afi", 5, 8, "length"),
+        ("ea", 0, 8, "length"),  # which was there before
+    ):
+        sampling = SamplingConfig(
+            max_new_tokens=8, min_new_tokens=minimum, stop_token_ids=(), stop=(stop,)
+        )
+        request = GenerationRequest(
+            request_id=0, prompt_tokens=np.array([3]), seed=0, sampling=sampling, partial=begun,
+            scored=False,
+        )  # fmt: skip
+        growing = Growing(request, LETTERS, list(WRITTEN[2:8]), [-0.5] * 6, [0] * 6)
+        for finished in (*engine.generate([request]), growing.finished("length")):
+            found = finished.completion
+            assert tuple(found.tokens) == WRITTEN[:length]
+            assert len(found.log_probs) == len(found.versions) == length
+            assert found.stop_reason == reason

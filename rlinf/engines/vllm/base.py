@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from rlinf.data.sequences import StopReason
+from rlinf.data.tokenizer import load_tokenizer
 from rlinf.engines.config import VLLMEngineConfig, local_directory
 from rlinf.engines.process.weight_block import WeightBlock
 from rlinf.engines.protocol import Engine, FinishedCompletion, GenerationRequest, ModelSource
@@ -47,9 +48,11 @@ _ENVIRONMENT: dict[str, str] = {}  # what an engine of this process has set
 
 @dataclass(eq=False)
 class Growing:
-    """What a request has so far: new tokens, log-probs and versions of the weights."""
+    """What a request has so far: new tokens, log-probs and versions of the weights; the
+    ``tokenizer`` is for stop texts that it began with."""
 
     request: GenerationRequest
+    tokenizer: Any = None
     tokens: list[int] = field(default_factory=list)
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
@@ -68,7 +71,8 @@ class Growing:
 
     def finished(self, reason: StopReason) -> FinishedCompletion:
         """The answer, ended for a reason."""
-        return answer(self.request, self.tokens, self.log_probs, self.versions, reason)
+        new = (self.tokens, self.log_probs, self.versions)
+        return answer(self.request, *new, reason, tokenizer=self.tokenizer)
 
 
 class VLLMBase(Engine):
@@ -82,7 +86,7 @@ class VLLMBase(Engine):
         _check_heads(self._path)
         self._adapter = None if source.lora is None else AdapterFile(source.lora)
         self._arguments = _engine_arguments(config, self._path, self._adapter)
-        self._end_tokens = end_tokens_of(self._path)
+        self._end_tokens, self._tokenizer = end_tokens_of(self._path), source.tokenizer
         self._names = given_names(self._path)
         self._structure = without_weights(self._path)
         self._tied = False
@@ -108,7 +112,9 @@ class VLLMBase(Engine):
         self._running.check(request)
         if request.scored:
             self._config.check_scored(request.sampling)
-        growing = Growing(request)
+        if request.sampling.stop and self._tokenizer is None:
+            self._tokenizer = load_tokenizer(self._path)
+        growing = Growing(request, self._tokenizer)
         prompt = {"prompt_token_ids": text_of(request).tolist()}
         self._add(growing, prompt, _sampling_parameters(request, self._end_tokens))
         self._running[request.request_id] = growing

@@ -29,7 +29,7 @@ from rlinf.data.prompts.dataset import (
     require_template,
     unknown_token,
 )
-from rlinf.data.prompts.pictures import PicturedPrompt
+from rlinf.data.prompts.pictures import PicturedPrompt, pictured
 from rlinf.data.prompts.prompt_files import (
     Message,
     Notes,
@@ -221,7 +221,8 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                 "not write it: a model that learns these goes on until it is cut off. Let the "
                 "template end what the assistant says with it.", source, end,
             )  # fmt: skip
-        return TextExamples(tuple(examples), str(notes.report(len(examples))))
+        with_pictures = pictured(raw, (each.pictures for each in examples))
+        return TextExamples(tuple(examples), str(notes.report(len(examples), with_pictures)))
 
     def _tokenised(
         self,

@@ -33,6 +33,7 @@ from rlinf.data.prompts.prompt_files import (
     first_prompts,
     raw_prompt,
     read_prompts,
+    value_or_why,
 )
 from rlinf.data.tasks import REGISTRY, PromptItem, PromptTask
 from rlinf.errors import ConfigError, in_section, sought
@@ -83,7 +84,8 @@ class RecordFilesConfig(StrictModel, ABC):
     image_key: str | None = None
     """Key of the pictures of a prompt: one or a list, each the path of a file (from the folder of
     the file with the record), its bytes, a mapping with `bytes` or `path`, or a `data:` URL. They
-    go where the prompt has `<image>`, or before it; null: prompts have none."""
+    go where the prompt has `<image>`, or before it. `a.b` is the key `b` in what `a` holds; null:
+    prompts have none."""
     max_image_tokens: int | None = Field(default=None, ge=1)
     """Tokens that a picture may become, else it is made smaller; null: as the model's settings of
     pictures say."""
@@ -122,9 +124,14 @@ class RecordFilesConfig(StrictModel, ABC):
         """Keys of answer and, if there is one, level."""
 
     def read(self, name: Part, notes: Notes) -> list[RawPrompt]:
-        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones."""
+        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones, and
+        a key of pictures that no record has."""
         raw = read_prompts(self.part(name)[0], self._take, notes)
         self.refuse_broken(name, notes)
+        # Some records may be text alone; where all are, the name of the key is another.
+        if raw and all(each.unpictured for each in raw):
+            why = f"none of {len(raw)} records has it; {raw[0].where}: {raw[0].unpictured}"
+            raise ConfigError(why, key="image_key")
         return raw
 
     def _take(self, where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
@@ -135,7 +142,8 @@ class RecordFilesConfig(StrictModel, ABC):
             found = replace(found, columns=columns_of(record, self.other_columns))
         if key is None:
             return found
-        return replace(found, pictures=sources_of(record.get(key), key, folder))
+        value, why = value_or_why(record, key)
+        return replace(found, pictures=sources_of(value, key, folder), unpictured=why)
 
     def refuse_broken(self, name: Part, notes: Notes) -> None:
         """Refuse a part with more broken records than are left out; ConfigError names the first."""

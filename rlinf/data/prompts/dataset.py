@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlinf.data.pictures import PictureReader, Pictures, places_of
-from rlinf.data.prompts.pictures import PicturedPrompt
+from rlinf.data.prompts.pictures import PicturedPrompt, pictured
 from rlinf.data.prompts.prompt_files import (
     LoadingReport,
     Message,
@@ -243,7 +243,9 @@ def encode_prompts(
             "and long_prompts is refuse"
         )
         raise ConfigError(notes.listed(why, "long"), key="max_prompt_length")
-    return PromptDataset(tuple(each for _, each in fitted), notes.report(len(fitted)))
+    with_pictures = pictured(raw, (each.pictures for _, each in fitted))
+    report = notes.report(len(fitted), with_pictures)
+    return PromptDataset(tuple(each for _, each in fitted), report)
 
 
 def _fitted(

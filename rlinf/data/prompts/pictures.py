@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +55,11 @@ def _source(value: Any, key: str, folder: Path) -> Source:
         return folder / Path(value).expanduser()
     except RuntimeError as error:  # ~NAME of nobody
         raise UnusableRecordError(f"`{key}`, {value}, is in no home directory") from error
+
+
+def pictured(raw: Iterable[RawPrompt], kept: Iterable[Pictures]) -> int | None:
+    """How many prompts that are kept have pictures; None where no record is to have any."""
+    return sum(map(bool, kept)) if any(each.pictures is not None for each in raw) else None
 
 
 def _read(source: Source) -> bytes:

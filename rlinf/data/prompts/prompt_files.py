@@ -35,6 +35,10 @@ class UnusableRecordError(ValueError):
     """Why a record cannot be read or become a prompt, in words."""
 
 
+class _NullError(UnusableRecordError):
+    """Its key is there, and holds nothing."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class RawPrompt:
     """A prompt before tokenisation.
@@ -45,6 +49,7 @@ class RawPrompt:
         answer: What the reward is given.
         level: Level of difficulty, or None.
         pictures: What its pictures are read from; None: prompts have none.
+        unpictured: Why it has none, where its record has not even their key.
         columns: What else of its record the reward is given.
     """
 
@@ -53,6 +58,7 @@ class RawPrompt:
     answer: Any
     level: int | None = None
     pictures: tuple[bytes | Path, ...] | None = None
+    unpictured: str = ""
     columns: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -67,6 +73,7 @@ class LoadingReport:
         long: Prompts that were longer than allowed.
         truncated: Those of them that were cut and kept.
         beyond_limit: Prompts that were not taken because enough were there.
+        pictured: Prompts with pictures; None: none is to have any.
         examples: The first broken and over-long records: where, and why.
     """
 
@@ -76,10 +83,13 @@ class LoadingReport:
     long: int = 0
     truncated: int = 0
     beyond_limit: int = 0
+    pictured: int | None = None
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         parts = [f"{self.prompts} prompts of {self.records} records"]
+        if self.pictured is not None and self.pictured < self.prompts:
+            parts.append(f"{self.pictured} with pictures")
         counts = {
             "broken": self.broken,
             "too long": self.long - self.truncated,
@@ -112,11 +122,11 @@ class Notes:
         """A text with the first events of a kind, a line each."""
         return "\n  ".join([f"{text}:", *(line for other, line in self.first if other == kind)])
 
-    def report(self, prompts: int) -> LoadingReport:
-        """Everything so far."""
+    def report(self, prompts: int, pictured: int | None = None) -> LoadingReport:
+        """Everything so far, and how many prompts were kept, so many with pictures."""
         counts = {"records": 0, **self.counts}
         examples = tuple(line for _, line in self.first[:_SHOWN])
-        return LoadingReport(prompts=prompts, examples=examples, **counts)
+        return LoadingReport(prompts=prompts, pictured=pictured, examples=examples, **counts)
 
 
 def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPrompt]:
@@ -315,6 +325,16 @@ def _told_as_json(value: Any, key: str) -> Any:
     return value
 
 
+def value_or_why(record: Mapping[str, Any], key: str) -> tuple[Any, str]:
+    """What a record holds under a key that it may lack, or None and why; null is no reason."""
+    try:
+        return _value(record, key), ""
+    except _NullError:
+        return None, ""
+    except UnusableRecordError as error:
+        return None, str(error)
+
+
 def _value(record: Mapping[str, Any], key: str) -> Any:
     first, dot, rest = key.partition(".")
     if key not in record and dot and isinstance(record.get(first), Mapping):
@@ -322,7 +342,7 @@ def _value(record: Mapping[str, Any], key: str) -> Any:
     if key not in record:
         raise UnusableRecordError(f"has no key `{key}`; {did_you_mean(key, map(str, record))}")
     if record[key] is None:
-        raise UnusableRecordError(f"`{key}` is null")
+        raise _NullError(f"`{key}` is null")
     return record[key]
 
 

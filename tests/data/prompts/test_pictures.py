@@ -155,6 +155,24 @@ BROKEN = {
 }
 
 
+def test_a_key_of_pictures_that_no_record_has_is_refused(tokenizer, reader, write, tmp_path):
+    """Otherwise a model of pictures would be trained on text alone."""
+    (tmp_path / "a.png").write_bytes(picture())
+    plain = {"prompt": "none", "solutions": "1"}
+    path = write("a.jsonl", [plain, record("a.png")])
+    train = build(tokenizer, reader, path)
+    assert "2 prompts of 2 records, 1 with pictures" in str(train.report)
+    twice = write("b.jsonl", [record("a.png")] * 2)
+    with pytest.raises(ConfigError, match="image_key: none of 2 records has it") as refused:
+        build(tokenizer, reader, twice, files={"image_key": "image"})
+    assert "did you mean `images`?" in str(refused.value)
+    nested = write("c.jsonl", [{**plain, "seen": {"images": "a.png"}}, {**plain, "seen": {}}])
+    train = build(tokenizer, reader, nested, files={"image_key": "seen.images"})
+    assert [len(prompt.pictures) for prompt in train] == [1, 0]
+    nothing = write("d.jsonl", [record(None)])
+    assert "0 with pictures" in str(build(tokenizer, reader, nothing).report)
+
+
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_picture_costs_its_record_and_is_named(tokenizer, reader, write, tmp_path, case):
     (tmp_path / "a.png").write_bytes(picture())

@@ -174,6 +174,34 @@ def test_calls_of_tools_are_learnt_with_the_message_that_makes_them(tokenizer, w
         assert learnt(**silent) == ["=add<eos>", "2<eos>"]
 
 
+def test_calls_of_tools_in_parquet_have_their_own_arguments_alone(tokenizer, write, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    template = tmp_path / "calls.jinja"
+    template.write_text(
+        "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% for call in m.tool_calls or [] %}"
+        "{% for name in call.function.arguments %}={{ name }}{% endfor %}{% endfor %}"
+        "{% if m.role == 'assistant' %}<eos>{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<assistant>{% endif %}"
+    )
+    calls = [{"name": "weather", "arguments": {"city": "x"}},
+             {"name": "add", "arguments": {"a": 2, "b": 2}}]  # fmt: skip
+    rows = [
+        {"messages": [{"role": "user", "content": "so"},
+                      {"role": "assistant", "content": "", "tool_calls": [{"function": call}]}]}
+        for call in calls
+    ]  # fmt: skip
+    parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    for path in (write("a.jsonl", *rows), str(tmp_path / "a.parquet")):
+        files = {"train": [path], "prompt_key": "messages", "answer_key": None}
+        sets = build(
+            tokenizer, files=files, apply_chat_template=True, chat_template=str(template)
+        )  # fmt: skip
+        learnt = [tokenizer.decode(each.target) for each in sets.train.examples]
+        assert learnt == ["=city<eos>", "=a=b<eos>"]
+
+
 def test_a_template_that_ends_no_answer_is_told(tokenizer, write, caplog):
     path = write("a.jsonl", *sums(3))
     build(tokenizer, files={"train": [path]}, apply_chat_template=True)

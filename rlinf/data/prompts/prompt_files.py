@@ -248,10 +248,30 @@ def _parquet(path: Path) -> Read:
             for batch in file.iter_batches(batch_size=1024):
                 for row in batch.to_pylist():
                     number += 1
-                    yield f"{path}: record {number}", row
+                    yield f"{path}: record {number}", _as_written(row)
     except (pyarrow.ArrowException, UnicodeDecodeError) as error:
         why = " ".join(str(error).split())
         raise ConfigError(f"{path} is broken after record {number}: {why}") from error
+
+
+def _as_written(value: Any) -> Any:
+    """A value of Parquet without nulls in its messages: there each call of a tool has the arguments
+    of all tools of the file, and a template would write those that nobody gave it."""
+    if isinstance(value, list):
+        return [_as_written(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    if {"role", "content"} <= value.keys():
+        return _without_nulls(value)
+    return {key: _as_written(each) for key, each in value.items()}
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_without_nulls(each) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    return {key: _without_nulls(each) for key, each in value.items() if each is not None}
 
 
 _READERS = {".parquet": _parquet, ".csv": _csv, ".json": _json}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rlinf.data.demonstrations import EpisodeInfo
-    from rlinf.data.lerobot.reader import LeRobotEpisode
+    from rlinf.data.lerobot.reader import LeRobotEpisode, LeRobotSet
     from rlinf.data.vector_statistics import Parts
 
 _MOST_AT_ONCE = 10_000
@@ -79,6 +79,7 @@ def _tasks(
 @app.command("stats")
 def stats(
     path: _Set,
+    *,
     out: Annotated[
         Path | None, typer.Option(help="Write them to this file, as norm_stats.json of openpi.")
     ] = None,
@@ -97,6 +98,19 @@ def stats(
             help="With --deltas: how many actions the model gives at once.",
         ),
     ] = None,
+    actions: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FEATURE", help="Of a LeRobot set: what the actions are called; else `action`."
+        ),
+    ] = None,
+    state: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FEATURE",
+            help="Of a LeRobot set: what the states are called; else `observation.state`, if any.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Show the statistics of actions and states, with exact quantiles."""
@@ -112,7 +126,9 @@ def stats(
         )
     names = ("mean", "std", "min", "max", "q01", "q99")
     found = {}
-    for name, parts in _vectors(path.expanduser(), _dimensions(deltas), horizon or 1).items():
+    named = {"actions": actions, "state": state}
+    vectors = _vectors(path.expanduser(), _dimensions(deltas), horizon or 1, named)
+    for name, parts in vectors.items():
         try:
             found[name] = vector_statistics(parts)
         except ValueError as error:
@@ -141,22 +157,29 @@ def _dimensions(given: str) -> list[int]:
     return [int(each) for each in numbers]
 
 
-def _vectors(path: Path, deltas: Sequence[int], horizon: int) -> dict[str, Parts]:
-    """Actions and, where there are some, states."""
+def _vectors(
+    path: Path, deltas: Sequence[int], horizon: int, named: Mapping[str, str | None]
+) -> dict[str, Parts]:
+    """Actions and, where there are some, states, by the features that are ``named``; ConfigError
+    where the set has no such feature."""
     import numpy as np
 
     from rlinf.data.demonstrations import Demonstrations
-    from rlinf.data.lerobot.layout import ACTION, STATE, is_lerobot
+    from rlinf.data.lerobot.layout import is_lerobot
     from rlinf.data.lerobot.reader import LeRobotSet
     from rlinf.data.vector_statistics import at_once, delta_parts
 
     found: Demonstrations | LeRobotSet
     if is_lerobot(path):
         found = LeRobotSet(path)
-        names = {"actions": ACTION, "state": STATE}
-        vectors = {key: found.vector_parts(name) for key, name in names.items()
-                   if name in found.features}  # fmt: skip
+        vectors = _feature_vectors(found, named)
     else:
+        for key in (key for key, name in named.items() if name is not None):
+            raise ConfigError(
+                f"names a feature of a LeRobot set, and {path} is a set of rlinf record; nearest: "
+                "leave it out",
+                key=f"--{key}",
+            )
         found = Demonstrations.load(path)
         arrays = {"actions": found.actions, "state": found.observations.get("states")}
         vectors = {key: at_once(array) for key, array in arrays.items() if array is not None}
@@ -173,4 +196,19 @@ def _vectors(path: Path, deltas: Sequence[int], horizon: int) -> dict[str, Parts
             )
         spans = [(each.first, each.length) for each in found.episodes]
         vectors["actions"] = delta_parts(actions, states, spans, deltas, horizon)
+    return vectors
+
+
+def _feature_vectors(found: LeRobotSet, named: Mapping[str, str | None]) -> dict[str, Parts]:
+    from rlinf.data.lerobot.layout import ACTION, STATE
+
+    own = {"actions": ACTION, "state": STATE if STATE in found.features else None}
+    vectors = {}
+    for key, name in own.items():
+        if (feature := named[key] or name) is None:
+            continue  # a set may show pictures alone
+        try:
+            vectors[key] = found.vector_parts(feature)
+        except ConfigError as error:
+            raise ConfigError(error.reason, key=f"--{key}") from error
     return vectors

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import os
 import re
 import signal
@@ -18,6 +19,7 @@ from rlinf.envs.base import instruction_bytes
 from rlinf.errors import ConfigError
 from rlinf.runners import record
 from rlinf.runners.record import LeRobotFormat, recorded_seeds
+from tests.data.lerobot.sets import recorded
 from tests.runners.support import write_recipe
 
 SHORT = [
@@ -281,6 +283,42 @@ def test_a_lerobot_set_is_recorded_shown_and_measured(tmp_path, capsys, monkeypa
         assert "exists and is something else; give a new file" in capsys.readouterr().err
         assert kept.read_bytes() == before
     assert main(["data", "show", str(tmp_path)]) == 2
+
+
+def test_features_of_other_names_are_measured_where_they_are_named(tmp_path, capsys):
+    """Otherwise statistics of nothing were written, and said to be ready."""
+    pytest.importorskip("pyarrow")
+    recorded().save(tmp_path / "ours")
+    write_lerobot(recorded(), tmp_path / "set", fps=20, pictures="image")
+    names = {"action": "act", "observation.state": "joints"}
+    for path in [*tmp_path.glob("set/data/*/*.parquet"), tmp_path / "set/meta/info.json"]:
+        rename(path, names)
+    out = tmp_path / "norm_stats.json"
+    words = ["data", "stats", str(tmp_path / "set"), "--out", str(out)]
+    assert main(words) == 2
+    assert "--actions" in (said := capsys.readouterr().err)
+    assert "has no feature `action`; did you mean `act`?" in " ".join(said.split())
+    assert not out.exists()
+    assert main([*words, "--actions", "act", "--state", "joint"]) == 2
+    assert "--state" in (said := capsys.readouterr().err)
+    assert "did you mean `joints`?" in " ".join(said.split())
+    assert main([*words, "--actions", "act", "--state", "joints"]) == 0
+    assert json.loads(out.read_text())["norm_stats"].keys() == {"actions", "state"}
+    assert main(["data", "stats", str(tmp_path / "ours"), "--state", "joints"]) == 2
+    assert "--state: names a feature of a LeRobot set" in capsys.readouterr().err
+
+
+def rename(path, names):
+    """Features in a file of a LeRobot set."""
+    from pyarrow import parquet
+
+    if path.suffix == ".json":
+        info = json.loads(path.read_text())
+        info["features"] = {names.get(k, k): each for k, each in info["features"].items()}
+        path.write_text(json.dumps(info))
+        return
+    table = parquet.read_table(path)
+    parquet.write_table(table.rename_columns([names.get(n, n) for n in table.column_names]), path)
 
 
 def test_every_task_of_an_episode_is_shown(tmp_path, capsys):

@@ -186,7 +186,7 @@ class LeRobotFormat:
 
     def check(self, spec: EnvSpec) -> None:
         """Refuse an environment whose episodes could not be written, before any is played."""
-        from rlinf.data.lerobot.layout import features_of
+        from rlinf.data.lerobot.layout import check_video_size, features_of
 
         fps, rate = self.fps, spec.control_rate
         if fps is not None and rate is not None and fps != rate:
@@ -195,8 +195,11 @@ class LeRobotFormat:
                 " or leave it out"
             )
         for key, shape in spec.of_present().observation_shapes.items():
-            if key not in (TASK_IDS, INSTRUCTION_KEY):
-                features_of(key, shape)
+            if key in (TASK_IDS, INSTRUCTION_KEY):
+                continue
+            features_of(key, shape)
+            if self.pictures == "video" and len(shape) > 2:  # of one camera or of several
+                check_video_size(*shape[-3:-1])
 
     def write(self, whole: Demonstrations, out: Path) -> None:
         """Write a set to a directory."""

@@ -226,6 +226,16 @@ def test_what_a_set_cannot_be_written_with_is_refused_before_it_is_played(
     assert not (tmp_path / "set").exists()
 
 
+@pytest.mark.parametrize("shape", [(64, 65, 3), (2, 65, 64, 3)])
+def test_pictures_that_cannot_be_a_video_are_refused_before_any_is_played(shape):
+    pytest.importorskip("av")
+    shown = SimpleNamespace(observation_shapes={"main_images": shape}, control_rate=None)
+    shown.of_present = lambda: shown
+    with pytest.raises(ConfigError, match=r"cannot be a video.*nearest: --pictures image"):
+        LeRobotFormat("video", None).check(shown)
+    LeRobotFormat("image", None).check(shown)
+
+
 def full(path, data):
     raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -134,6 +134,15 @@ def features_of(observation_key: str, shape: tuple[int, ...]) -> list[str]:
     return [name] if len(shape) == 3 else [f"{name}_{number}" for number in range(shape[0])]
 
 
+def check_video_size(height: int, width: int) -> None:
+    """Refuse pictures that cannot be a video, by a ConfigError."""
+    if height % 2 or width % 2:
+        raise ConfigError(
+            f"pictures of {width}×{height} cannot be a video, whose sizes are even; nearest: "
+            "--pictures image"
+        )
+
+
 def parquet() -> Any:
     """The package that reads Parquet; MissingPackageError."""
     try:

@@ -34,6 +34,7 @@ from rlinf.data.lerobot.layout import (
     VIDEO_HASHES,
     VIDEO_MB,
     av,
+    check_video_size,
     features_of,
     parquet,
 )
@@ -41,7 +42,6 @@ from rlinf.data.pictures import png
 from rlinf.data.vector_statistics import at_once, vector_statistics
 from rlinf.envs.base import INSTRUCTION_KEY
 from rlinf.envs.results import TASK_IDS
-from rlinf.errors import ConfigError
 
 Kind = Literal["video", "image"]
 _SAMPLED_PICTURES = 200
@@ -310,11 +310,7 @@ class _VideoFile:
     def add(self, picture: np.ndarray) -> None:
         """Append a picture [H, W, 3]."""
         height, width = picture.shape[:2]
-        if height % 2 or width % 2:
-            raise ConfigError(
-                f"pictures of {width}×{height} cannot be a video, whose sizes are even; nearest: "
-                "--pictures image"
-            )
+        check_video_size(height, width)
         if not self._sized:
             self._stream.width, self._stream.height, self._sized = width, height, True
         frame = self._package.VideoFrame.from_ndarray(np.ascontiguousarray(picture), "rgb24")

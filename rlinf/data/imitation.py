@@ -129,6 +129,13 @@ def _warn_of_other_options(path: Path, source: Mapping[str, Any], env: EnvConfig
         log.warning("%s: recorded with %s", path, ", ".join(other))
 
 
+def _warn_of_unread(path: Path, names: Sequence[str]) -> None:
+    """Say which observations of a set nobody learns from."""
+    if names:
+        listed = ", ".join(names)
+        log.warning("%s: not learnt from %s, which the environment does not show", path, listed)
+
+
 def refuse_none_left(held_out: int, count: int) -> None:
     """Refuse to hold out every episode of a set; ConfigError."""
     if held_out >= count:
@@ -200,7 +207,9 @@ class SetOptions(StrictModel):
                 spans = [(each.first, each.length) for each in found.episodes]
             else:
                 found = LeRobotSet(path)
+                _warn_of_other_options(path, found.source, env)
                 self._check_features(found)
+                _warn_of_unread(path, self._unread(found, spec))
                 texts = found.texts
                 rate, spans = found.fps, [(each.first, each.length) for each in found.episodes]
                 columns = self._columns(found, spec)
@@ -263,9 +272,7 @@ class SetOptions(StrictModel):
     ) -> tuple[Mapping[str, Column], np.ndarray, float | None]:
         recorded = EnvSpec.from_json(found.source["spec"])
         beside = refuse_other_recording(recorded, spec, key="path")
-        if beside:
-            names = ", ".join(beside)
-            log.warning("%s: not learnt from %s, which the environment does not show", path, names)
+        _warn_of_unread(path, beside)
         columns = {name: each for name, each in found.observations.items() if name not in beside}
         texts = recorded.task_descriptions
         if TASK_IDS not in columns and len(texts) == 1:
@@ -294,6 +301,14 @@ class SetOptions(StrictModel):
                     feature = found.feature(name)
                 if feature.dtype == "video":
                     found.require_videos(name)
+
+    def _unread(self, found: LeRobotSet, spec: EnvSpec) -> list[str]:
+        """What `rlinf record` has in a set and nobody reads; nothing, of sets of others."""
+        recorded = found.source.get("spec", {}).get("observation_shapes", {})
+        given = self.observations.values()
+        read = {name for each in given for name in ((each,) if isinstance(each, str) else each)}
+        left = recorded.keys() - spec.observation_shapes.keys() - {TASK_IDS, INSTRUCTION_KEY}
+        return sorted(key for key in left if not read & {*features_of(key, recorded[key])})
 
     def _columns(self, found: LeRobotSet, spec: EnvSpec) -> dict[str, Column]:
         shown = spec.observation_shapes

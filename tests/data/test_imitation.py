@@ -186,12 +186,10 @@ def test_what_the_environment_does_not_show_is_not_learnt_from(
     spec = replace(ENV, observation_shapes=shapes)
     ((found,), _) = build(spec, path=str(sets / name))
     assert found.columns.keys() == {"states", "task_ids"}
-    said = [record.message for record in caplog.records]
-    if name == "ours":
-        assert said == [
-            f"{sets / name}: not learnt from main_images, wrist_images, which the environment "
-            "does not show"
-        ]
+    assert [record.message for record in caplog.records] == [
+        f"{sets / name}: not learnt from main_images, wrist_images, which the environment "
+        "does not show"
+    ]
 
 
 def test_rows_of_several_tasks_are_not_taken_for_one(sets: Path) -> None:
@@ -200,14 +198,30 @@ def test_rows_of_several_tasks_are_not_taken_for_one(sets: Path) -> None:
         build(replace(ENV, observation_shapes=shapes), path=str(sets / "ours"))
 
 
+def test_what_is_read_under_another_name_is_learnt_from(
+    sets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    shapes = {key: ENV.observation_shapes[key] for key in ("states", "task_ids")}
+    spec = replace(ENV, observation_shapes={**shapes, "images.front": (32, 48, 3)})
+    cameras = {"images.front": "observation.images.main"}
+    build(spec, path=str(sets / "lerobot"), observations=cameras)
+    (record,) = caplog.records
+    assert "not learnt from wrist_images, which" in record.message
+
+
+@pytest.mark.parametrize("form", ["rlinf", "lerobot"])
 def test_how_a_set_was_recorded_otherwise_is_said(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     from rlinf.envs.config import EnvConfig
 
     options = {"task": "reach-v3", "images": True, "camera": "corner3"}
     source = {**recorded().source, "env": {"type": "metaworld", "options": options, "horizon": 9}}
-    replace(recorded(), source=source).save(tmp_path / "set")
+    found = replace(recorded(), source=source)
+    if form == "rlinf":
+        found.save(tmp_path / "set")
+    else:
+        write_lerobot(found, tmp_path / "set", fps=20, pictures="image")
     config = validate(DemonstrationsConfig, {"path": str(tmp_path / "set")}, "test")
     for camera, said in (("corner3", []), ("topview", ["camera 'corner3' (env.train: 'topview')"])):
         played = {**options, "camera": camera}

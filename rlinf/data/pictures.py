@@ -249,12 +249,19 @@ def png(values: np.ndarray) -> bytes:
 
 
 def _decoded(data: bytes) -> Any:
-    """The picture in red, green and blue; ValueError where it is none, or broken."""
-    from PIL import Image, UnidentifiedImageError
+    """The picture in red, green and blue, the right way up and on white where it is transparent;
+    ValueError where it is none, broken, or of more than bytes."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
         with Image.open(io.BytesIO(data)) as image:
-            return image.convert("RGB")
+            if image.mode.startswith(("I", "F")):  # which would be cut off at 255
+                raise ValueError(f"has numbers of mode {image.mode}; nearest: 8 bits a channel")
+            upright = ImageOps.exif_transpose(image)
+            if upright.mode.endswith(("A", "a")) or "transparency" in upright.info:
+                seen = upright.convert("RGBA")
+                upright = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+            return upright.convert("RGB")
     except UnidentifiedImageError as error:
         raise ValueError("is no picture of a known kind") from error
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:

@@ -18,6 +18,7 @@ from rlinf.data.pictures import (
     END,
     PLACE,
     VISION_TOKENS,
+    Picture,
     PictureReader,
     copy_settings,
     places_of,
@@ -186,6 +187,39 @@ def test_a_broken_picture_costs_its_record_and_is_named(tokenizer, reader, write
     assert ":2: " in train.report.examples[0]
 
 
+def saved(image, kind="PNG", **options):
+    file = io.BytesIO()
+    image.save(file, kind, **options)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_what_is_transparent_in_a_picture_is_white(reader, mode):
+    nothing = Image.new(mode, (8, 8), (0,) * len(mode) if mode != "P" else 0)
+    data = saved(nothing, **({"transparency": 0} if mode == "P" else {}))
+    (rows, columns), seen = reader.size(data), np.frombuffer(data, np.uint8)
+    pixels, _ = reader.pixels([Picture(data=seen, first=0, rows=rows, columns=columns)])
+    white, _ = reader.pixels([
+        Picture(data=np.frombuffer(saved(Image.new("L", (8, 8), 255)), np.uint8), first=0, rows=1,
+                columns=1)
+    ])  # fmt: skip
+    assert (pixels == white).all()
+
+
+def test_a_picture_is_turned_as_its_file_says(reader):
+    turned = Image.new("RGB", (32, 16))
+    exif = turned.getexif()
+    exif[0x0112] = 6  # orientation: a quarter to the right
+    assert reader.size(saved(turned, "JPEG")) == (2, 4)
+    assert reader.size(saved(turned, "JPEG", exif=exif)) == (4, 2)
+
+
+def test_a_picture_of_more_than_bytes_is_broken(reader):
+    deep = Image.fromarray(np.arange(64, dtype=np.uint16).reshape(8, 8) * 1000)
+    with pytest.raises(ValueError, match="has numbers of mode I;16"):
+        reader.size(saved(deep))
+
+
 def test_a_picture_in_a_text_set_is_named(tokenizer, reader, write):
     rows = [{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "solutions": "1"}]
     section = {"files": {"train": [str(write("a.jsonl", rows))]}}
@@ -213,8 +247,6 @@ def test_pictures_over_the_limit_are_made_smaller_and_long_prompts_left_out(
 
 def test_pixel_values_are_those_of_the_published_processor(reader, folder):
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-
-    from rlinf.data.pictures import Picture
 
     published = Qwen2VLImageProcessorPil.from_pretrained(folder)
     files = [picture(61, 30, seed=1), picture(20, 50, seed=2)]

@@ -341,6 +341,12 @@ class TextExample(NamedTuple):
     pictures: Pictures = ()
     record: int = 0
 
+    @property
+    def content(self) -> tuple[bytes, ...]:
+        """Equal for equal examples alone: the tokens, and a hash of each picture."""
+        digests = (picture.digest for picture in self.pictures)
+        return (self.prompt.tobytes(), self.target.tobytes(), *digests)
+
 
 @dataclass(frozen=True, eq=False)
 class TextExamples:
@@ -360,7 +366,17 @@ class TextExampleSets(NamedTuple):
     validation: TextExamples | None
 
     @property
+    def shared(self) -> int:
+        """Examples that validate and are also trained on: their loss shows no generality."""
+        if self.validation is None:
+            return 0
+        known = {example.content for example in self.train.examples}
+        return sum(example.content in known for example in self.validation.examples)
+
+    @property
     def report(self) -> str:
-        """What both hold, and what was left out on loading."""
-        validation = "" if self.validation is None else f"\nvalidation: {self.validation.report}"
-        return f"training: {self.train.report}{validation}"
+        """What both hold, what was left out on loading, and how many are in both."""
+        if self.validation is None:
+            return f"training: {self.train.report}"
+        both = f"; {self.shared} of them are trained on, too" if self.shared else ""
+        return f"training: {self.train.report}\nvalidation: {self.validation.report}{both}"

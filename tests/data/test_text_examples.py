@@ -234,6 +234,22 @@ def test_what_was_read_is_said_of_both_parts(tokenizer, write):
     assert "validation" not in build(tokenizer, files={"train": [path]}).report
 
 
+def test_what_validates_and_is_trained_on_is_said(tokenizer, write):
+    """By its loss the weights that are left behind are chosen."""
+    train, copy = (write(name, *sums(4)) for name in ("a.jsonl", "b.jsonl"))
+    files = {"train": [train], "validation": [copy], "validation_limit": 3}
+    assert build(tokenizer, files=files).report.endswith("; 3 of them are trained on, too")
+    other = write("c.jsonl", {"prompt": "9+1=", "answer": "10"}, *sums(1))
+    files = {"train": [train], "validation": [other]}
+    assert build(tokenizer, files=files).report.endswith("; 1 of them are trained on, too")
+    twice = write("d.jsonl", *sums(2), *sums(2))
+    said = build(tokenizer, files={"train": [twice]}, held_out=2).report
+    assert said.endswith("the last 2 of them; 2 of them are trained on, too")
+    spelt = train.replace("a.jsonl", "../" + train.split("/")[-2] + "/a.jsonl")
+    with pytest.raises(ConfigError, match=r"validation: .*is .*a\.jsonl, which is trained on"):
+        build(tokenizer, files={"train": [train], "validation": [spelt]})
+
+
 def test_a_tokenizer_without_an_end_token_is_refused(tokenizer, write):
     class Endless:
         chat_template, unk_token_id, eos_token_id = None, None, None

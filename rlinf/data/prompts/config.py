@@ -157,7 +157,12 @@ class RecordFilesConfig(StrictModel, ABC):
             raise ConfigError(text, key=name)
 
     def check(self) -> None:
-        """Look for the files, and for a record in each that can be used."""
+        """Look for the files, and for a record in each that can be used; none of those that
+        validate is one that is trained on, however it is spelt."""
+        trained = {path.expanduser().resolve(): path for path in self.train}
+        for path in self.validation:
+            if (same := trained.get(path.expanduser().resolve())) is not None:
+                raise ConfigError(f"{path} is {same}, which is trained on", key="validation")
         for key, paths in (("train", self.train), ("validation", self.validation)):
             for path in paths:
                 check_file(path, key)

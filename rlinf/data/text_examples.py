@@ -5,6 +5,7 @@ Imports no torch, so that a recipe is checked in an instant.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -372,6 +373,19 @@ class TextExampleSets(NamedTuple):
             return 0
         known = {example.content for example in self.train.examples}
         return sum(example.content in known for example in self.validation.examples)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256, in hex, of tokens and pictures of both."""
+        digest = hashlib.sha256(b"rlinf-examples/1\n")
+        for part in (
+            self.train.examples,
+            () if self.validation is None else self.validation.examples,
+        ):
+            digest.update(f"{len(part)}\n".encode())
+            for piece in (piece for example in part for piece in example.content):
+                digest.update(f"{len(piece)}:".encode() + piece)
+        return digest.hexdigest()
 
     @property
     def report(self) -> str:

@@ -332,7 +332,8 @@ class Groups:
         Raises:
             CheckpointError: It holds nothing of a component.
         """
-        if lacking := [name for name in self._with("state") if name not in state]:
+        absent = [name for name in self._with("state") if name not in state]
+        if lacking := [name for name in absent if not self._workers[name].state_is_optional]:
             raise CheckpointError(
                 f"{checkpoint} holds nothing of {', '.join(lacking)}: it is of another version of "
                 "the code, or of another recipe"
@@ -341,6 +342,7 @@ class Groups:
         handles = [
             self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))
             for name in self._with("state")
+            if name in state
         ]
         for handle in handles:
             handle.wait()

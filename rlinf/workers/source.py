@@ -17,7 +17,7 @@ from rlinf.data.prompts.loader import Draws
 from rlinf.data.text_examples import TextExamples
 from rlinf.envs.config import EnvConfig, Environments
 from rlinf.envs.spec import EnvSpec
-from rlinf.errors import in_section
+from rlinf.errors import CheckpointError, in_section
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit
 from rlinf.models.config import ModelConfig
@@ -110,11 +110,14 @@ class Chunks:
 class SourceWorker(StageWorker):
     """Holds what is learnt; which rows a step gets is a function of seed and step alone."""
 
+    state_is_optional = True  # that of before it had one holds nothing of it
+
     def __init__(self, config: SupervisedRunConfig, context: WorkerContext) -> None:
         super().__init__()
         self._config, self._context = config, context
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
+        self._state: dict[str, str] = {}
 
     def start(
         self, env_spec: EnvSpec | None = None, trained: Mapping[str, Any] | None = None
@@ -158,7 +161,23 @@ class SourceWorker(StageWorker):
         self._train = Texts(sets.train)
         self._held_out = None if sets.validation is None else Texts(sets.validation)
         self._draws = Draws(len(self._train), seed=config.order_seed)
+        self._state = {"examples_sha256": sets.sha256}
         return sets.report
+
+    def state(self) -> dict[str, str]:
+        """What the rows are, for a checkpoint, if they are texts: files of sets have hashes of
+        their own, and the pictures that a file of texts names have none."""
+        return self._state
+
+    def load_state(self, state: Mapping[str, str]) -> None:
+        """Compare with :meth:`state`; CheckpointError where the rows are others."""
+        for key, own in self._state.items():
+            if state.get(key, own) != own:
+                raise CheckpointError(
+                    "the examples changed after the checkpoint was written, so that a step would "
+                    "learn others: restore the files, pictures, tokenizer and length, or begin a "
+                    "new run from its weights"
+                )
 
     def draw(
         self, *, step: int, validate: bool, longest: bool = False

@@ -15,11 +15,12 @@ import pytest
 from rlinf.checkpoint import store as store_module
 from rlinf.checkpoint.manifest import Manifest
 from rlinf.cli.main import main
+from rlinf.data.tasks import SquaresTask
 from rlinf.data.text_examples import TextExample, TextExamples
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.behaviour_cloning import BehaviourCloning
 from rlinf.runners.evaluation import evaluate
-from rlinf.workers.source import Texts
+from rlinf.workers.source import SourceWorker, Texts
 
 from . import reasoning_support, support
 from .supervised_support import (
@@ -274,6 +275,43 @@ def test_a_validation_that_never_comes_is_told(
     run_recipe(write_cloning(tmp_path), tmp_path / "run", "validation.interval=50")
     told = "validation.interval = 50 is more than the 6 steps of the run"
     assert caplog.text.count(told) == 1
+
+
+def test_a_run_goes_on_with_the_pictures_that_it_began_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file of examples names them, and stays the same where they are replaced."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("PIL")
+    recipe, once = write_fine_tuning(tmp_path), "runner.total_steps=1"
+    run_recipe(
+        recipe, tmp_path / "first", once, "data.task={type: squares, levels: [2], size: 40}",
+        "model.architecture={type: qwen3_vl, hidden_size: 32, layers: 2, heads: 2, kv_heads: 1, "
+        "intermediate_size: 48, max_position_embeddings: 48, vision: {hidden_size: 16, heads: 2, "
+        "layers: 1, intermediate_size: 32, patch_size: 8}}",
+    )  # fmt: skip
+    items = SquaresTask(levels=(2,), size=4, held_out=1).items("train")
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for number, item in enumerate(items):
+            (tmp_path / f"{number}.ppm").write_bytes(item.pictures[0])
+            told = {"prompt": item.prompt, "answer": item.target, "seen": f"{number}.ppm"}
+            file.write(json.dumps(told) + "\n")
+    seeing = (
+        "data.task=null",
+        "~validation",
+        f"data.files={{train: [{tmp_path}/a.jsonl], image_key: seen}}",
+        "model.architecture=null",
+        f"model.path={tmp_path}/first/model",
+    )
+    run_recipe(recipe, tmp_path / "run", *seeing, once)
+    with monkeypatch.context() as before:  # as runs were written that know no hash
+        before.delattr(SourceWorker, "state")
+        run_recipe(recipe, tmp_path / "old", *seeing, once)
+    assert main(["resume", str(tmp_path / "run"), "runner.total_steps=2"]) == 0
+    (tmp_path / "0.ppm").write_bytes(items[1].pictures[0])
+    assert main(["resume", str(tmp_path / "old"), "runner.total_steps=2"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "runner.total_steps=3"]) == 2
+    assert "the examples changed after the checkpoint" in capsys.readouterr().err
 
 
 def test_the_longest_rows_are_those_of_most_tokens() -> None:

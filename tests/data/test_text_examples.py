@@ -293,6 +293,14 @@ def test_broken_and_long_records_are_named(tokenizer, write):
         build(tokenizer, files={"train": [path]}, max_length=2)
 
 
+@pytest.mark.parametrize("chat", [True, False])
+def test_half_a_character_in_an_answer_costs_its_record(tokenizer, write, chat):
+    path = write("a.jsonl", {"prompt": "1", "answer": "2 \ud83d"}, *sums(2))
+    train = build(tokenizer, files={"train": [path]}, apply_chat_template=chat).train
+    assert len(train) == 2
+    assert "a.jsonl:1: `answer` holds half a character" in train.report
+
+
 @pytest.mark.parametrize(
     ("section", "told"),
     [

@@ -178,6 +178,8 @@ def conversation(
     """
     from jinja2 import TemplateError
 
+    # What a template does to messages is code, such as the length of what is none.
+    of_code = ArithmeticError, AttributeError, LookupError, TypeError, ValueError
     messages: list[Message] = (
         [{"role": "user", "content": content}] if isinstance(content, str) else [*content]
     )
@@ -201,8 +203,9 @@ def conversation(
         text = written(_MOMENTS[0])
         if looked and written(_MOMENTS[1]) != text:
             raise _of_the_day(told.get("chat_template") or tokenizer.chat_template)
-    except TemplateError as error:
-        raise UnusableRecordError(f"the chat template refuses the messages: {error}") from error
+    except (TemplateError, *of_code) as error:
+        why = str(error) if isinstance(error, TemplateError) else f"{type(error).__name__}: {error}"
+        raise UnusableRecordError(f"the chat template refuses the messages: {why}") from error
     try:
         text.encode()
     except UnicodeEncodeError as error:  # in what a message has beside its content

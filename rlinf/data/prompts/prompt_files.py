@@ -339,7 +339,9 @@ def columns_of(record: Mapping[str, Any], keys: Sequence[str]) -> dict[str, Any]
 def _told_as_json(value: Any, key: str) -> Any:
     """A value that reward functions can be given; Parquet has others, such as dates and bytes."""
     try:
-        json.dumps(value)
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise UnusableRecordError(f"`{key}` holds half a character") from error
     except (TypeError, ValueError, RecursionError) as error:
         raise UnusableRecordError(f"`{key}` is nothing that JSON can say: {error}") from error
     return value

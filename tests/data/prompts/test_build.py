@@ -189,6 +189,8 @@ BROKEN = {
     b'{"prompt": "\\ud83d", "solutions": "1"}': "half a character at 0",
     b'{"prompt": "1", "solutions": []}': "`solutions` is empty",
     b'{"prompt": "1", "solutions": ["1", ""]}': "holds an empty answer",
+    b'{"prompt": "1", "solutions": "a \\ud83d"}': "`solutions` holds half a character",
+    b'{"prompt": "1", "solutions": ["a", "\\ud83d"]}': "`solutions` holds half a character",
     b'{"prompt": "1", "solutions": NaN}': "NaN is no JSON number",
     b'{"prompt": "\xc3\xa9", "solutions": "1"}': "the tokenizer does not know",
     b'{"prompt": "1", "solutions": ' + b"[" * 100_000 + b"}": "nested too deeply",
@@ -390,6 +392,18 @@ def test_messages_that_the_template_refuses_are_broken(tokenizer, write, monkeyp
     train = build(tokenizer, [path], apply_chat_template=True).train
     assert len(train) == 1
     assert "the chat template refuses the messages: one message" in train.report.examples[0]
+
+
+def test_messages_that_the_code_of_a_template_does_not_take_are_broken(tokenizer, write, tmp_path):
+    template = tmp_path / "length.jinja"
+    template.write_text("{% for m in messages %}{{ m.name | length }}{{ m.content }}{% endfor %}")
+    talks = [[{"role": "user", "content": "1", "name": name}] for name in ("a", 5)]
+    path = write("a.jsonl", [{"prompt": talk, "solutions": "1"} for talk in talks])
+    train = build(
+        tokenizer, [path], apply_chat_template=True, chat_template=str(template)
+    ).train  # fmt: skip
+    assert texts(train) == ["11"]
+    assert "refuses the messages: TypeError: object of type 'int'" in train.report.examples[0]
 
 
 def test_equal_contents_have_equal_hashes(tokenizer, write):

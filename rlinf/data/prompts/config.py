@@ -123,10 +123,16 @@ class RecordFilesConfig(StrictModel, ABC):
     def other_keys(self) -> tuple[str, str | None]:
         """Keys of answer and, if there is one, level."""
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Of all that is read of a record."""
+        named = self.prompt_key, *self.other_keys, self.image_key, *self.other_columns
+        return tuple(dict.fromkeys(key for key in named if key is not None))
+
     def read(self, name: Part, notes: Notes) -> list[RawPrompt]:
         """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones, and
         a key of pictures that no record has."""
-        raw = read_prompts(self.part(name)[0], self._take, notes)
+        raw = read_prompts(self.part(name)[0], self._take, notes, keys=self.keys)
         self.refuse_broken(name, notes)
         # Some records may be text alone; where all are, the name of the key is another.
         if raw and all(each.unpictured for each in raw):
@@ -167,14 +173,15 @@ class RecordFilesConfig(StrictModel, ABC):
             for path in paths:
                 check_file(path, key)
                 try:
-                    check_records(path, self._take, most=self.max_broken or DEFAULT_MAX_BROKEN)
+                    most = self.max_broken or DEFAULT_MAX_BROKEN
+                    check_records(path, self._take, most=most, keys=self.keys)
                 except ConfigError as error:
                     reason = error.reason + self._named_otherwise(error.reason)
                     raise ConfigError(reason, key=error.key or key) from error
 
     def first(self, path: Path) -> list[RawPrompt]:
         """The prompts that one of the files begins with."""
-        return first_prompts(path, self._take, most=_FIRST)
+        return first_prompts(path, self._take, most=_FIRST, keys=self.keys)
 
     def _named_otherwise(self, reason: str) -> str:
         """By which keys another one is read, where records have none of the name that is sought."""

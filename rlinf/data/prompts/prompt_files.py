@@ -129,7 +129,9 @@ class Notes:
         return LoadingReport(prompts=prompts, pictured=pictured, examples=examples, **counts)
 
 
-def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPrompt]:
+def read_prompts(
+    paths: Iterable[Path], take: Taker, notes: Notes, *, keys: Sequence[str] = ()
+) -> list[RawPrompt]:
     """The prompts of files, in order; ``notes`` is told which records are broken.
 
     Lines of JSON may have the suffix of JSON: what the file begins with decides.
@@ -139,15 +141,18 @@ def read_prompts(paths: Iterable[Path], take: Taker, notes: Notes) -> list[RawPr
         take: Gives the prompt of a record, of which it is told where it stands and the folder of
             its file, or raises UnusableRecordError.
         notes: Counts.
+        keys: What ``take`` looks at in a record, ``a.b`` for one in a mapping; none: everything.
 
     Raises:
         ConfigError: A file cannot be opened, or is broken as a whole.
         MissingPackageError: It is Parquet, and pyarrow is not installed.
     """
-    return [found for path in paths for found in _taken(path, take, notes) if found is not None]
+    return [
+        found for path in paths for found in _taken(path, take, notes, keys) if found is not None
+    ]
 
 
-def check_records(path: Path, take: Taker, *, most: int) -> None:
+def check_records(path: Path, take: Taker, *, most: int, keys: Sequence[str] = ()) -> None:
     """Look whether a file has a record that can be used, among the first ones: behind more than
     ``most`` that are broken it does not matter.
 
@@ -156,7 +161,7 @@ def check_records(path: Path, take: Taker, *, most: int) -> None:
         MissingPackageError: As :func:`read_prompts`.
     """
     notes = Notes()
-    for found in _taken(path, take, notes):
+    for found in _taken(path, take, notes, keys):
         if found is not None:
             return
         if notes.counts["broken"] > most:
@@ -169,17 +174,22 @@ def check_records(path: Path, take: Taker, *, most: int) -> None:
     )
 
 
-def first_prompts(path: Path, take: Taker, *, most: int) -> list[RawPrompt]:
+def first_prompts(
+    path: Path, take: Taker, *, most: int, keys: Sequence[str] = ()
+) -> list[RawPrompt]:
     """Those among the first ``most`` records of a file that can be used; errors are those of
     :func:`read_prompts`."""
-    return [found for found in islice(_taken(path, take, Notes()), most) if found is not None]
+    taken = _taken(path, take, Notes(), keys)
+    return [found for found in islice(taken, most) if found is not None]
 
 
-def _taken(path: Path, take: Taker, notes: Notes) -> Iterator[RawPrompt | None]:
+def _taken(
+    path: Path, take: Taker, notes: Notes, keys: Sequence[str]
+) -> Iterator[RawPrompt | None]:
     """The prompt of each record; None of one that is broken."""
     path = path.expanduser()
     try:
-        for where, record in _READERS.get(path.suffix.lower(), _lines)(path):
+        for where, record in _READERS.get(path.suffix.lower(), _lines)(path, keys):
             notes.counts["records"] += 1
             try:
                 found = take(where, _mapping(record), path.parent)
@@ -192,15 +202,16 @@ def _taken(path: Path, take: Taker, notes: Notes) -> Iterator[RawPrompt | None]:
 
 
 # -- files: each reader yields where a record stands, and the record or why there is none ---------
+# It is told which keys are looked at; the others need not be read.
 
 Read = Iterator[tuple[str, Any]]
 
 
-def _json(path: Path) -> Read:
+def _json(path: Path, keys: Sequence[str]) -> Read:
     with path.open("rb") as file:
         begin = file.read(4096).removeprefix(_BOM).lstrip()
     if not begin.startswith(b"["):
-        yield from _lines(path)
+        yield from _lines(path, keys)
         return
     items = _parsed(path.read_bytes().removeprefix(_BOM))
     if isinstance(items, UnusableRecordError):
@@ -209,7 +220,8 @@ def _json(path: Path) -> Read:
         yield f"{path}: record {number}", item
 
 
-def _lines(path: Path) -> Read:
+def _lines(path: Path, keys: Sequence[str]) -> Read:
+    del keys
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             text = line.removeprefix(_BOM) if number == 1 else line
@@ -217,7 +229,8 @@ def _lines(path: Path) -> Read:
                 yield f"{path}:{number}", _parsed(text)
 
 
-def _csv(path: Path) -> Read:
+def _csv(path: Path, keys: Sequence[str]) -> Read:
+    del keys
     data = path.read_bytes().removeprefix(_BOM)
     # A field may be as long as the file; the limit of the module is that of the process.
     csv.field_size_limit(max(csv.field_size_limit(), len(data)))
@@ -236,7 +249,7 @@ def _csv(path: Path) -> Read:
         raise ConfigError(f"{path} is broken as a whole: no CSV, {error}") from error
 
 
-def _parquet(path: Path) -> Read:
+def _parquet(path: Path, keys: Sequence[str]) -> Read:
     try:
         import pyarrow
         from pyarrow import parquet
@@ -245,13 +258,21 @@ def _parquet(path: Path) -> Read:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            for batch in file.iter_batches(batch_size=1024):
+            columns = _columns(file.schema_arrow.names, keys)
+            for batch in file.iter_batches(batch_size=1024, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield f"{path}: record {number}", _as_written(row)
-    except (pyarrow.ArrowException, UnicodeDecodeError) as error:
+    except (pyarrow.ArrowException, ValueError) as error:  # as of a time that Python cannot tell
         why = " ".join(str(error).split())
         raise ConfigError(f"{path} is broken after record {number}: {why}") from error
+
+
+def _columns(names: Sequence[str], keys: Sequence[str]) -> list[str] | None:
+    """Those of a file that are looked at; None, all of them, where one is not there, so that the
+    nearest can be named."""
+    found = dict.fromkeys(key if key in names else key.partition(".")[0] for key in keys)
+    return [*found] if found and found.keys() <= {*names} else None
 
 
 def _as_written(value: Any) -> Any:

@@ -99,6 +99,27 @@ def test_what_parquet_holds_and_json_does_not_is_a_broken_record(
         build(tokenizer, [tmp_path / "a.parquet"], files=keys)
 
 
+def test_a_column_of_parquet_that_nobody_reads_may_hold_anything(tokenizer, tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "a.parquet"
+    times = pyarrow.array([1, 2], pyarrow.timestamp("ns"))  # which Python cannot tell
+    told = [{"truth": "1", "index": 3}] * 2
+    table = pyarrow.table(
+        {"prompt": ["1+1=", "2+1="], "a.b": ["2", "3"], "told": told, "day": times}
+    )
+    parquet.write_table(table, path)
+    for key, answers in (("a.b", [["2"], ["3"]]), ("told.truth", [["1"], ["1"]])):
+        train = build(tokenizer, [path], files={"answer_key": key}).train
+        assert [prompt.answer for prompt in train] == answers
+    with pytest.raises(ConfigError, match=r"a\.parquet (is broken after record 0|can be used)"):
+        build(tokenizer, [path], files={"answer_key": "day"})
+    parquet.write_table(table.drop_columns(["day"]), path)
+    with pytest.raises(ConfigError, match=r"has no key `c`; known: a\.b, prompt, told"):
+        build(tokenizer, [path], files={"answer_key": "c"})
+
+
 def test_an_answer_inside_another_column_is_found_by_both_names(tokenizer, tmp_path):
     pyarrow = pytest.importorskip("pyarrow")
     from pyarrow import parquet

@@ -118,19 +118,24 @@ def _fenced(text: str) -> list[tuple[str, str]]:
 
 
 def references(answer: object) -> list[str]:
-    """The references of an answer: a text, a number, or a list of such; ValueError for all else."""
+    """The references of an answer: a text, a number, or a list of such; ValueError for all else.
+
+    A whole number is one without a fraction as well, ``5`` for 5.0: where one of a column is
+    missing, pandas writes all of them so.
+    """
     items = answer if isinstance(answer, list | tuple) else [answer]
     found = [_written(item) for item in items if isinstance(item, str | int | float) and item != ""]
     if not found or len(found) != len(items):
         raise ValueError(f"the answer is no text, number or list of such: {str(answer)[:100]!r}")
-    return found
+    return [text for texts in found for text in texts]
 
 
-def _written(item: str | int | float) -> str:
-    """A reference as text; a number with all its digits, as nobody answers with 1e-05."""
-    if isinstance(item, float) and math.isfinite(item):
-        return repr(item) if "e" not in repr(item) else f"{Decimal(repr(item)):f}"
-    return str(item)
+def _written(item: str | int | float) -> list[str]:
+    """A reference as texts; a number with all its digits, as nobody answers with 1e-05."""
+    if not isinstance(item, float) or not math.isfinite(item):
+        return [str(item)]
+    digits = repr(item) if "e" not in repr(item) else f"{Decimal(repr(item)):f}"
+    return [digits, digits.removesuffix(".0")] if digits.endswith(".0") else [digits]
 
 
 def normalize(

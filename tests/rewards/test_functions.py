@@ -394,4 +394,6 @@ def test_fences_that_are_never_closed_hold_nothing_up(line):
 
 def test_references_become_text():
     assert references([1, 2.5, "x"]) == ["1", "2.5", "x"]
+    # Where one answer of a column is missing, pandas makes the whole numbers fractions.
+    assert references([5.0, -12.0, "5.0"]) == ["5.0", "5", "-12.0", "-12", "5.0"]
     assert references([1e-05, -2.5e-07, 1e16]) == ["0.00001", "-0.00000025", "10000000000000000"]

@@ -17,11 +17,14 @@ import numpy as np
 from rlinf.data.pictures import BEGIN, END, PLACE, Picture, PictureReader, Pictures
 from rlinf.data.prompts.prompt_files import PICTURE_MARK as MARK
 from rlinf.data.prompts.prompt_files import Message, RawPrompt, UnusableRecordError
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, shortened
 
 Source = bytes | Path
 """A picture as a file holds it, or where that file is."""
 Content = str | Sequence[Message]
+_SHOWN = 160
+"""Characters of a name in a record that are told; what is taken for one may have millions."""
+_BASE64_BEGINS = {"iVBORw0KGgo": "png", "/9j/": "jpeg", "R0lGOD": "gif", "UklGR": "webp"}
 
 
 def sources_of(value: Any, key: str, folder: Path) -> tuple[Source, ...]:
@@ -49,12 +52,26 @@ def _source(value: Any, key: str, folder: Path) -> Source:
             return base64.b64decode(value.partition("base64,")[2], validate=True)
         except binascii.Error as error:
             raise UnusableRecordError(f"`{key}` holds no base64: {error}") from error
+    shown = shortened(value, _SHOWN)
     if "://" in value:
-        raise UnusableRecordError(f"`{key}` is the address {value}; nothing is downloaded")
+        raise UnusableRecordError(f"`{key}` is the address {shown}; nothing is downloaded")
+    if (encoded := _encoded_kind(value)) is not None:
+        why = f"is a picture in base64; write data:image/{encoded};base64, before it"
+        raise UnusableRecordError(f"`{key}`, {shown}, {why}")
     try:
         return folder / Path(value).expanduser()
     except RuntimeError as error:  # ~NAME of nobody
-        raise UnusableRecordError(f"`{key}`, {value}, is in no home directory") from error
+        raise UnusableRecordError(f"`{key}`, {shown}, is in no home directory") from error
+
+
+def _encoded_kind(value: str) -> str | None:
+    """Of which kind a picture in base64 is; None for what is none, such as a path."""
+    kind = next((kind for begin, kind in _BASE64_BEGINS.items() if value.startswith(begin)), None)
+    try:
+        base64.b64decode(value if kind else "", validate=True)
+    except ValueError:  # binascii.Error, or a letter beyond ASCII
+        return None
+    return kind
 
 
 def pictured(raw: Iterable[RawPrompt], kept: Iterable[Pictures]) -> int | None:
@@ -97,7 +114,8 @@ class PicturedPrompt:
                 data = _read(source)
                 self._sizes.append(reader.size(data))
             except OSError as error:
-                why = f"{error.filename}: {error.strerror or error}"
+                name = shortened(str(error.filename), _SHOWN)
+                why = f"{name}: {error.strerror or error}"
                 raise UnusableRecordError(f"picture {number}: {why}") from error
             except ValueError as error:
                 raise UnusableRecordError(f"picture {number} {error}") from error

@@ -149,6 +149,11 @@ BROKEN = {
     "no path": (record(5), "`images` is a path or the bytes of a picture, not int"),
     "far away": (record("https://a.b/c.png"), "nothing is downloaded"),
     "at nobody's home": (record("~nobody-has-this-name/c.png"), "is in no home directory"),
+    "base64 alone": (
+        record(base64.b64encode(picture(64, 64)).decode()),
+        "is a picture in base64; write data:image/png;base64, before it",
+    ),
+    "a long name": (record("a" * 5000), "characters … aaaa"),
     "no base64": (record("data:image/png;base64,?"), "holds no base64"),
     "one too few": (record("a.png", "<image> <image>"), "has 2 times <image> for 1 pictures"),
     "none for a mark": (record([], "<image>?"), "has 1 times <image> for 0 pictures"),
@@ -185,6 +190,7 @@ def test_a_broken_picture_costs_its_record_and_is_named(tokenizer, reader, write
     assert train.report.broken == len(train) == 1
     assert reason in train.report.examples[0]
     assert ":2: " in train.report.examples[0]
+    assert len(train.report.examples[0]) < 400
 
 
 def saved(image, kind="PNG", **options):

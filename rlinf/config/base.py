@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping
 from enum import Enum
@@ -74,7 +75,7 @@ class StrictModel(BaseModel):
         if field is None:
             return value
         if field.annotation == dict[str, Any]:  # the types of its values are not known here
-            _refuse_endless(value)
+            _refuse_what_json_changes(value)
         return _from_yaml(value, field.annotation)
 
     def check(self) -> None:
@@ -111,15 +112,20 @@ class StrictModel(BaseModel):
                 raise ConfigError(f"{where}: {error}", key="type") from error
 
 
-def _refuse_endless(value: Any, key: str = "") -> None:
-    """Refuse a number that is not finite anywhere in free options: JSON would make it null."""
+def _refuse_what_json_changes(value: Any, key: str = "") -> None:
+    """Refuse, anywhere in free options, a number that is not finite, which JSON makes null, and a
+    key that is no text, which it makes one: a function would not find it."""
     items: Iterable[tuple[Any, Any]] = ()
     if isinstance(value, Mapping):
         items = value.items()
     elif isinstance(value, list):
         items = enumerate(value)
     for name, item in items:
-        _refuse_endless(item, f"{key}.{name}" if key else str(name))
+        text = name if isinstance(name, str) else json.dumps(name, default=str).strip('"')
+        inner = f"{key}.{text}" if key else text
+        if isinstance(value, Mapping) and not isinstance(name, str):
+            raise illegal(inner, "the keys of options are texts", hint=f'in quotes: "{text}"')
+        _refuse_what_json_changes(item, inner)
     if isinstance(value, float) and not math.isfinite(value):
         raise illegal(key, "must be a finite number", hint="in place of infinity 1e9")
 

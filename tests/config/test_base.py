@@ -82,6 +82,16 @@ def test_numbers_that_are_not_finite_are_refused_in_free_options_too() -> None:
             validate(Forms, given, "forms")
 
 
+def test_keys_that_are_no_text_are_refused_in_free_options_too() -> None:
+    """JSON, by which options travel, makes them texts, and a function would not find them."""
+    for given in ({1: 0.5}, {"labels": {1: 0.5}}, {"labels": [{"a": {1: 0.5}}]}):
+        with pytest.raises(ConfigError, match=r'\.1: the keys .*in quotes: "1"'):
+            validate(Forms, {"options": given}, "forms")
+    with pytest.raises(ConfigError, match='in quotes: "true"'):
+        validate(Forms, {"options": {"labels": {True: 0.5}}}, "forms")
+    assert Forms(options={"labels": {"1": 0.5}}).options["labels"] == {"1": 0.5}
+
+
 def test_config_is_immutable_and_described() -> None:
     config = Recipe(**GOOD)
     with pytest.raises(pydantic.ValidationError):

@@ -212,13 +212,21 @@ class _Layers:
         old = OmegaConf.select(self.config, key)
         if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(data, list):
             OmegaConf.update(self.config, key, None)  # see add
-        OmegaConf.update(self.config, key, data, merge=True, force_add=True)
+        try:
+            OmegaConf.update(self.config, key, data, merge=True, force_add=True)
+        except OmegaConfBaseException as error:
+            raise ConfigError(f"{COMMAND_LINE}: {_first_line(error)}") from error
         for below, _ in _flatten({key: data}):
             self.sources[below] = Source(COMMAND_LINE)
 
     def remove(self, key: str, where: str) -> None:
         parent_key, _, name = key.rpartition(".")
         parent = OmegaConf.select(self.config, parent_key) if parent_key else self.config
+        if OmegaConf.is_list(parent) and name in map(str, range(len(parent))):
+            raise ConfigError(
+                f"{where}: `{key}` is an entry of a list and cannot be dropped alone; give the "
+                f"others as a whole: {parent_key}=…"
+            )
         if not OmegaConf.is_dict(parent) or name not in parent:
             hint = did_you_mean(key, self.sources, list_up_to=0)
             raise ConfigError(f"{where}: nothing sets `{key}`, so it cannot be dropped. {hint}")

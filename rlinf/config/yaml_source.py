@@ -12,7 +12,9 @@ import yaml
 
 from rlinf.errors import ConfigError
 
-_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError)
+_UNFIT = (AttributeError, LookupError)
+"""Of PyYAML, where a value is not of the kind that a tag before it says: `!!timestamp 2020`."""
+_UNREADABLE = (yaml.YAMLError, ValueError, RecursionError, *_UNFIT)
 """Of PyYAML; of a number with thousands of digits; of thousands of brackets."""
 _TAG = "tag:yaml.org,2002:"
 _NO_NAMES = {f"{_TAG}bool": "true or false", f"{_TAG}null": "null", f"{_TAG}float": "a number"}
@@ -189,4 +191,6 @@ def _one_line(error: Exception) -> str:
         if r"'\t'" in problem:
             return f"a tab in line {line}; YAML is indented by spaces"
         return f"{problem} (line {line})"
+    if isinstance(error, _UNFIT):
+        return "a value is not of the kind that the tag before it (!!) says"
     return " ".join(str(error).split())

@@ -207,6 +207,18 @@ def test_a_config_that_is_written_reads_back_equal(folder: Path, text: str) -> N
         ({}, ["quickstart", "a=[{b: {c: 1, c: 1}}]"], ["command line: a", "`c` is given twice"]),
         ({"r.yaml": "a: {b: {c:d}}\n"}, ["r.yaml"], ["`c:d` needs a space", "line 1"]),
         ({}, ["quickstart", "seed.x=1"], ["`seed` is the value 1", "quickstart.yaml line 1"]),
+        (
+            {"r.yaml": "sets: [{path: a}, {path: b}]\n"},
+            ["r.yaml", "~sets.1"],
+            ["`sets.1` is an entry of a list", "sets=…"],
+        ),
+        (
+            {"r.yaml": "sets: [{path: a}]\n"},
+            ["r.yaml", "sets.0.path=!!timestamp 2020-01-01"],
+            ["command line: Value 'date' is not a supported primitive type"],
+        ),
+        ({}, ["quickstart", "seed=!!timestamp 2020"], ["seed", "that the tag before it"]),
+        ({"r.yaml": "a: !!bool x\n"}, ["r.yaml"], ["r.yaml", "that the tag before it"]),
         ({}, ["quickstart", "~model.hiden"], ["nothing sets", "did you mean `model.hidden`?"]),
     ],
 )

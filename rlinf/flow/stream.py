@@ -259,12 +259,13 @@ class Ports:
         return self._plan.components[stage.component].processes
 
     def abort(self, reason: str) -> None:
-        """Put an item into every queue that makes its reader stop."""
+        """Put an item into every queue that makes its reader stop; waits for no reader."""
         for channels in self._channels.values():
             for channel in channels:
                 for queue in range(self._depth):
                     with suppress(SchedulerError):  # a reader that is gone waits for nothing
-                        channel.put(Item(-1, source=-1, aborted=reason), key=queue)
+                        # One that is stopped gives no answer, and the others are to hear now.
+                        channel.post(Item(-1, source=-1, aborted=reason), key=queue)
 
     def inputs(self, stage: Stage, rank: int, step: int) -> tuple[InputPort, ...]:
         """Where a worker reads in a step."""

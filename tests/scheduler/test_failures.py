@@ -19,6 +19,10 @@ from types import SimpleNamespace
 import pytest
 
 from rlinf.errors import UserError
+from rlinf.flow.executor import Executor
+from rlinf.flow.graph import Flow, Stage
+from rlinf.flow.plan import ComponentPlan, Plan
+from rlinf.flow.stream import Ports, StepAborted
 from rlinf.scheduler import Channel, ClusterConfig
 from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
@@ -31,6 +35,7 @@ from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
 from rlinf.scheduler.services.leases import DeviceLock
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 from rlinf.scheduler.transport.payload import Payload
+from tests.flow.test_executor import Consumer, Producer
 from tests.scheduler.workers import Basic, Concurrent, Queuer, Talker
 from tests.warm import Warm
 
@@ -100,6 +105,64 @@ def test_a_worker_that_is_stopped_ends_the_wait_for_it(launch, monkeypatch, capl
         os.kill(pid, signal.SIGCONT)
     assert "worker frozen:1 has not answered for" in caplog.text
     assert group.add(1).wait() == [(0, 1), (1, 1)]
+
+
+def step_of(group, consumers):
+    """A flow of one step, with its plan: a producer, and these consumers."""
+    flow = Flow(group)
+    flow.stage("make", Stage("producer", "produce", outputs=("numbers",)))
+    flow.stage("use", Stage("consumer", "consume", inputs=("numbers",)))
+    counts = {"producer": 1, "consumer": consumers}
+    return flow, Plan(
+        components={
+            name: ComponentPlan(devices=(device,), processes=count, residency="resident")
+            for device, (name, count) in enumerate(counts.items())
+        }
+    )
+
+
+@pytest.mark.usefixtures("processes")
+def test_to_end_a_step_waits_for_no_worker_that_is_stopped(launch, monkeypatch):
+    group = launch(Consumer, 1, "unheard")
+    flow, plan = step_of("unheard", consumers=1)
+    ports = Ports(flow, plan, {"consumer": group}, sources=1, depth=2)
+    (place,) = group.place().wait()
+    monkeypatch.setattr(require_process(), "deadline_seconds", 1.0)
+    os.kill(place.pid, signal.SIGSTOP)
+    try:
+        begin = time.monotonic()
+        ports.abort("another worker failed")
+        assert time.monotonic() - begin < 0.9
+    finally:
+        os.kill(place.pid, signal.SIGCONT)
+    monkeypatch.undo()
+    consumer = flow.order()[1].stages[0]
+    for step in range(2):  # each has a queue of its own
+        with pytest.raises(StepAborted, match="another worker failed"):
+            group.pending_items(list(ports.inputs(consumer, 0, step))).wait()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("processes", "impatient")
+def test_a_step_with_a_worker_that_is_stopped_ends_after_one_deadline(launch, cluster, monkeypatch):
+    flow, plan = step_of("half_heard", consumers=2)
+    groups = {
+        "producer": launch(Producer, 1, "speaker"),
+        "consumer": launch(Consumer, 2, "half_heard"),
+    }
+    executor = Executor(flow, plan, groups, cluster, sources=2, depth=3)
+    places = groups["consumer"].place().wait()
+    executor.run(0, {"producer": {"items": 4, "sources": 2}})
+    monkeypatch.setattr(require_process(), "deadline_seconds", 4.0)
+    os.kill(places[1].pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    try:
+        with pytest.raises(TimeoutError, match="'half_heard:1' has not answered for"):
+            executor.run(1, {"producer": {"items": 4, "sources": 2}})
+        assert time.monotonic() - begin < 20.0
+    finally:
+        os.kill(places[1].pid, signal.SIGCONT)
+    executor.close()
 
 
 @pytest.mark.usefixtures("processes")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
 
 from rlinf.flow.stream import InputPort, InputStream, Item, NextItem, StepAborted
+from rlinf.monitor.timeline import Timeline
 
 COUNT, DELAY = 50, 1e-4
 
@@ -88,3 +90,20 @@ def test_a_look_tells_that_the_step_was_aborted() -> None:
     stream = stream_of([Item(step=3, source=-1, aborted="the env crashed")])
     with pytest.raises(StepAborted, match="the env crashed"):
         stream.ready()
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_clock_that_is_set_changes_no_wait(monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    channel: Any = AnsweringChannel([])
+    timeline, system_clock = Timeline(), time.time_ns
+
+    def get(key: int) -> Item:
+        monkeypatch.setattr(time, "time_ns", lambda: system_clock() + hours * 3600 * 10**9)
+        return Item(step=3, source=0)
+
+    monkeypatch.setattr(channel, "get", get)
+    stream = InputStream(InputPort("edge", channel, producers=1), step=3, timeline=timeline)
+    next(stream)
+    assert 0 < stream.seconds_waiting < 60
+    (wait,) = timeline.drain()
+    assert (wait["end_ns"] - wait["begin_ns"]) / 1e9 == stream.seconds_waiting

@@ -18,6 +18,7 @@ import fcntl
 import json
 import logging
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -40,6 +41,9 @@ END_FILE = "end.json"
 _LOCK_FILE = ".lock"
 _WRITTEN_WHOLE = (CONFIG_FILE, END_FILE, "origin.json", "policy.safetensors", "initial_model")
 """What a run writes under a hidden name first, ``.NAME.…``, and nobody else."""
+_OF_COMPLETIONS = re.compile(r"(\d+)\.jsonl")
+_OF_EVALUATION = re.compile(r".+_step_(\d{8,})(?:_[a-z]+)?\.(?:json|mp4)")
+"""Names of files by step; one with ``_served_…`` is of a policy elsewhere, with its own steps."""
 _logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(processName)s %(name)s: %(message)s"
 
@@ -61,6 +65,7 @@ class RunDirectory:
         self.checkpoints = path / "checkpoints"
         self.evaluations = path / "evaluations"
         self.videos = path / "videos"
+        self.completions = path / "completions"
         self._end = path / END_FILE
         self._lock: int | None = _lock(path)
         self.begun = True
@@ -157,6 +162,19 @@ class RunDirectory:
             return json.loads(self._end.read_bytes())
         except ValueError:
             return {}
+
+    def discard_after(self, step: int) -> None:
+        """Remove what is told of later steps, which a run that goes on from this one has not had:
+        completions, and evaluations with their videos."""
+        for directory, names in (
+            (self.completions, _OF_COMPLETIONS),
+            (self.evaluations, _OF_EVALUATION),
+            (self.videos, _OF_EVALUATION),
+        ):
+            for path in directory.iterdir() if directory.is_dir() else ():
+                named = names.fullmatch(path.name)
+                if named and int(named[1]) > step and path.is_file():
+                    path.unlink()
 
     def discard(self) -> None:
         """Leave nothing behind of a run that never began.

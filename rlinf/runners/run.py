@@ -425,6 +425,7 @@ class Run:
                 )
             print("no checkpoint had been committed: the run begins again", flush=True)
             self._metrics_log.truncate({"bytes": 0, "lines": 0})
+            self.directory.discard_after(0)
             return None
         checkpoint = self._store.load()
         self._store.discard_after(checkpoint.step)
@@ -432,6 +433,7 @@ class Run:
             self.state = RunState(**checkpoint.tree["run"])
             self.task.load_state_dict(checkpoint.tree["task"])
             self._metrics_log.truncate(checkpoint.tree["metrics"])
+        self.directory.discard_after(checkpoint.step)
         log.info("continuing after step %d", checkpoint.step)
         return checkpoint
 

@@ -136,6 +136,37 @@ def test_what_a_killed_process_had_begun_to_write_is_removed(tmp_path):
     assert hidden == [".lock", ".notes.of.mine"]
 
 
+def test_what_is_told_of_later_steps_is_removed(tmp_path):
+    stays = [
+        "completions/9.jsonl",
+        "completions/notes.txt",
+        "evaluations/periodic_spec.json",
+        "evaluations/periodic_step_00000009.json",
+        "evaluations/spec_0123456789ab_step_00000009_drawn.json",
+        "evaluations/spec_0123456789ab_step_00000010_served_there_80.json",
+        "evaluations/spec_0123456789ab_step_00000010_drawn_served_there.json",
+        "videos/trained_policy.mp4",
+    ]
+    goes = [
+        "completions/10.jsonl",
+        "completions/123456789.jsonl",
+        "evaluations/held_out_step_00000010.json",
+        "evaluations/spec_0123456789ab_step_123456789_drawn.json",
+        "videos/spec_0123456789ab_step_00000010.mp4",
+    ]
+    with RunDirectory.create(tmp_path, "recipe") as run:
+        for name in stays + goes:
+            path = run.path / name
+            path.parent.mkdir(exist_ok=True)
+            path.touch()
+        run.discard_after(9)
+        assert sorted(stays) == sorted(
+            f"{path.parent.name}/{path.name}"
+            for directory in ("completions", "evaluations", "videos")
+            for path in (run.path / directory).iterdir()
+        )
+
+
 def test_the_lock_is_given_up_at_the_end(tmp_path):
     run = a_run(tmp_path, path=tmp_path / "mine")
     with run, pytest.raises(UserError, match="another process"):

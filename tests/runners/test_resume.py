@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 from dataclasses import replace
@@ -302,3 +303,37 @@ def test_a_run_that_succeeded_often_enough_goes_on_without_that_rule(tmp_path: P
     assert len(metrics(run)) == 3
     finish("resume", str(run), "evaluation.stop_at_success=null")
     assert len(metrics(run)) == 5
+
+
+def test_a_run_that_goes_on_from_an_earlier_step_has_no_evaluations_of_later_ones(
+    tmp_path: Path,
+) -> None:
+    recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
+
+    def evaluated(kind: str) -> list[int]:
+        found = (run / "evaluations").glob(f"{kind}_step_*.json")
+        return sorted(int(path.stem.rpartition("_")[2]) for path in found)
+
+    finish(
+        "train",
+        recipe,
+        "runner.total_env_steps=384",
+        "--run-dir",
+        str(run),
+        "evaluation.interval=1",
+    )
+    assert evaluated("periodic") == [1, 2, 3]
+    assert evaluated("held_out") == [3]
+    checkpoints, by_user = run / "checkpoints", run / "evaluations" / "spec_0_step_00000002.json"
+    by_user.touch()
+    shutil.rmtree(checkpoints / "step_00000003")
+    finish("resume", str(run), "runner.total_env_steps=256")
+    assert evaluated("periodic") == [1, 2]
+    assert evaluated("held_out") == [2]
+    assert by_user.exists()
+    for path in checkpoints.glob("step_*"):
+        shutil.rmtree(path)
+    (run / "end.json").unlink()
+    finish("resume", str(run), "runner.total_env_steps=128")
+    assert evaluated("periodic") == evaluated("held_out") == [1]
+    assert not by_user.exists()

@@ -21,7 +21,7 @@ from rlinf.data.specifications import HashedSpec, SpecifiedResult, in_order
 from rlinf.errors import ConfigError
 from rlinf.rewards.math_answer import MathConfig, MathReward
 from rlinf.rewards.protocol import RewardInput
-from rlinf.rewards.text import last_boxed
+from rlinf.rewards.text import behind_thoughts, last_boxed
 
 AnswerKind = Literal["math", "letter"]
 """``math``: a formula, equal to others by value; ``letter``: that of a choice."""
@@ -277,10 +277,12 @@ class TextEvaluationResult(SpecifiedResult):
 def read_answers(texts: Sequence[str], kind: AnswerKind) -> tuple[str | None, ...]:
     """The answers in the last ``\\boxed{…}`` of each text of one prompt, None where there is none.
 
-    Equal ones are written equally, as the first of them. Must run in the main thread, in which
-    alone comparing two formulas can be limited in time.
+    Formulas are looked for behind the thoughts, as the reward ``math`` does. Equal ones are written
+    equally, as the first of them. Must run in the main thread, in which alone comparing two
+    formulas can be limited in time.
     """
-    boxes = [" ".join((last_boxed(text) or "").split()) for text in texts]
+    said = map(behind_thoughts, texts) if kind == "math" else texts
+    boxes = [" ".join((last_boxed(text) or "").split()) for text in said]
     if kind == "letter":
         letters = [_LETTER.match(box) for box in boxes]
         return tuple(None if letter is None else letter[1].upper() for letter in letters)

@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlinf.errors import MissingPackageError
 from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
-from rlinf.rewards.text import last_answer, last_boxed, references
+from rlinf.rewards.text import behind_thoughts, last_answer, last_boxed, references
 
 _AGAIN_SECONDS = 0.2
 _MARKED = re.compile(r"(?<!\\)\$|\\boxed|\\\[|\\\(")
@@ -126,7 +126,8 @@ class MathConfig(AnswerConfig):
     """Value of a wrong answer."""
     require_boxed: bool = False
     """Take the answer from the last `\\boxed{…}` alone; otherwise, where there is none, from the
-    last `<answer>…</answer>`, or else from the last expression behind the thoughts."""
+    last `<answer>…</answer>`, or else from the last expression. What a model says up to the last
+    `</think>` are thoughts, in which no answer is looked for."""
     tail: int = Field(default=2000, ge=1)
     """Characters at the end of a completion in which an answer without a box is looked for."""
     digits: int = Field(default=6, ge=1)
@@ -202,16 +203,17 @@ class MathReward:
         return self._config.value_of(right)
 
     def _equals_any(self, completion: str, wanted: list[list[list[Any]]]) -> bool:
-        config, boxed = self._config, last_boxed(completion)
+        config, said = self._config, behind_thoughts(completion)
+        boxed = last_boxed(said)
         if boxed is None and config.require_boxed:
             return False
-        tagged = last_answer(completion) if boxed is None else None
+        tagged = last_answer(said) if boxed is None else None
         if boxed is not None:
             answers = [self._parse(rf"\boxed{{{each}}}") for each in _percents(_plain(boxed))]
         elif tagged is not None:
             answers = [self._read(each) for each in _percents(_plain(tagged[-config.tail :]))]
         else:
-            answers = [self._parse(completion.rpartition("</think>")[2][-config.tail :])]
+            answers = [self._parse(said[-config.tail :])]
         verify = self._library.verify
         return any(
             verify(reference, answer, float_rounding=config.digits, timeout_seconds=None)

@@ -75,6 +75,11 @@ def last_answer(text: str) -> str | None:
     return found[-1] if found else None
 
 
+def behind_thoughts(text: str) -> str:
+    """What stands behind the last ``</think>``; all of a text that has none."""
+    return text.rpartition("</think>")[2]
+
+
 def last_line(text: str) -> str | None:
     """The last line that is not empty, or None if all are."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), None)
@@ -199,8 +204,8 @@ class ExactMatchConfig(AnswerConfig):
     type: Literal["exact_match"] = "exact_match"
     """Which reward this section configures."""
     extract: Literal["answer_tag", "pattern", "last_line", "everything"] = "answer_tag"
-    """Where the answer stands: in the last `<answer>…</answer>`, where `pattern` matches last, in
-    the last line that is not empty, or the completion is the answer."""
+    """Where the answer stands: in the last `<answer>…</answer>` behind `</think>`, where `pattern`
+    matches last, in the last line that is not empty, or the completion is the answer."""
     pattern: str | None = None
     """Regular expression; its group, or all that it matches, is the answer."""
     lower: bool = True
@@ -248,7 +253,7 @@ class ExactMatchConfig(AnswerConfig):
 
     def _extracted(self, text: str) -> str | None:
         if self.extract == "answer_tag":
-            return last_answer(text)
+            return last_answer(behind_thoughts(text))
         if self.pattern is None:
             return last_line(text) if self.extract == "last_line" else text
         pattern = re.compile(self.pattern, re.DOTALL)

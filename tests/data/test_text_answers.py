@@ -50,6 +50,12 @@ def test_what_cannot_be_read_equals_itself_alone() -> None:
     assert read_answers(texts, "math") == (None, "???", "???", "7")
 
 
+def test_formulas_in_thoughts_do_not_vote() -> None:
+    pytest.importorskip("math_verify")
+    texts = ["<think>\\boxed{7}</think> \\boxed{8}", "<think>\\boxed{7}</think> so", "\\boxed{7}"]
+    assert read_answers(texts, "math") == ("8", None, "7")
+
+
 def test_the_vote_counts_equal_formulas_together() -> None:
     pytest.importorskip("math_verify")
     texts = ["\\boxed{2}", "\\boxed{\\frac{1}{2}}", "\\boxed{2}", "\\boxed{0.5}", "\\boxed{1/2}"]

@@ -9,7 +9,7 @@ from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.config import DistillationConfig
 from rlinf.algorithms.objective import PolicyObjective, PolicyTerms, bounded_log_ratio
 from rlinf.algorithms.protocol import Evaluation, Share
-from rlinf.algorithms.samples import Credit, CreditEstimate
+from rlinf.algorithms.samples import Credit, CreditEstimate, advantage_metrics
 from rlinf.data.trajectory import Trajectory
 
 
@@ -36,6 +36,14 @@ class Distillation(PolicyObjective):
     def __init__(self, config: DistillationConfig, *, group_size: int = 1) -> None:
         super().__init__(config, group_size=group_size)
         self.reference_weights = config.teacher
+
+    def _prepare_chunk_steps(
+        self, trajectory: Trajectory, proximal: Tensor | None
+    ) -> tuple[Batch, dict[str, float]]:
+        """Tells nothing of advantages: what the teacher thinks of the actions is asked later."""
+        batch, metrics = super()._prepare_chunk_steps(trajectory, proximal)
+        untrue = advantage_metrics(batch)
+        return batch, {name: each for name, each in metrics.items() if name not in untrue}
 
     def _terms(self, log_ratio: Tensor, log_probs: Tensor, batch: Batch) -> PolicyTerms:
         ratio = bounded_log_ratio(self.config, log_ratio).detach().exp()

@@ -469,7 +469,9 @@ def test_a_student_comes_to_its_teacher(make_policy, rollout, env_spec, tmp_path
     for step in range(12):
         acting.load_state_dict(dict(trainer.weights()))
         trajectory = stamped(rollout(acting, seed=step), step)
-        rows = trainer.prepare(trajectory)[0]
+        rows, told = trainer.prepare(trajectory)
+        # Advantages are what the teacher says of the actions, in the loss.
+        assert not any("advantages" in name for name in told)
         theirs = teacher.evaluate_actions(rows.inputs).log_probs.flatten(1)
         torch.testing.assert_close(rows.reference_log_probs, theirs, rtol=0, atol=1e-5)
         gaps.append(trainer.learn(trajectory, step)["actor/teacher_kl"])

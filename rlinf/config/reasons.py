@@ -88,7 +88,8 @@ def reason(
     if kind in _BOUNDS:
         return _out_of_bounds(kind, value, context)
     if kind in _TYPES:
-        return f"must be {_TYPES[kind]}{_of_type(kind, value, _field(model_class, key, data))}"
+        field = _field(model_class, key, data)
+        return f"must be {_TYPES[kind]}{_of_type(kind, key, value, field)}"
     message = str(context.get("error", details["msg"]))
     return message if kind in ("illegal", "value_error") else message[:1].lower() + message[1:]
 
@@ -118,10 +119,12 @@ def _field(model_class: type[BaseModel], key: str, data: Mapping[str, Any]) -> F
     return None if owner is None else owner.model_fields.get(name)
 
 
-def _of_type(kind: str, value: Any, field: FieldInfo | None) -> str:
+def _of_type(kind: str, key: str, value: Any, field: FieldInfo | None) -> str:
     """What is said behind the type that a value should have."""
     if value is None:
-        return f"; it is empty{_default(field)}"
+        optional = field is not None and isinstance(default_of(field), Mapping)
+        told = f"; leave it out (`~{key}` drops what a recipe says)" if optional else ""
+        return f"; it is empty{told}{_default(field)}"
     count = _items(field.annotation) if field is not None and kind == "tuple_type" else 0
     return f" of {count}{_default(field)}" if count > 1 else _type_hint(kind, value)
 

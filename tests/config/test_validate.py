@@ -52,7 +52,11 @@ from tests.config.sample import GOOD, Recipe
         ({"seed": 2.5}, "seed = 2.5: must be a whole number; nearest: 2"),
         ({"seed": True}, "seed = true: must be a whole number, not true"),
         ({"name": 7}, 'name = 7: must be text; in quotes: "7"'),
-        ({"optimizer": None}, "optimizer = null: must be a section (key: value); it is empty"),
+        (
+            {"optimizer": None},
+            "optimizer = null: must be a section (key: value); it is empty; leave it out "
+            "(`~optimizer` drops what a recipe says)",
+        ),
         ({"optimizer": {"fused": "yes"}}, "must be true or false, not text; write true"),
         ({"optimizer": {"learning_rate": 0}}, "optimizer.learning_rate = 0: must be > 0"),
         (

@@ -8,6 +8,7 @@ their simulator; nothing else.
 from __future__ import annotations
 
 import contextlib
+import importlib.metadata
 import importlib.util
 import inspect
 import io
@@ -372,19 +373,34 @@ def require_package(name: str, needs: Requirements) -> None:
 
 @contextlib.contextmanager
 def importing(name: str, remedy: str) -> Iterator[None]:
-    """Say in one line that this interpreter cannot import what an env type needs, and the remedy;
-    without one, whoever made the interpreter is left to read the trace.
+    """Say in one line that this interpreter cannot import what an env type needs, and the remedy,
+    or what the machine lacks; without either, whoever made the interpreter is left to read the
+    trace.
 
     Raises:
-        ConfigError: It cannot, and there is a remedy.
+        ConfigError: It cannot, and it is known what helps.
     """
     try:
         yield
     except ImportError as error:
-        if not remedy:
+        helps = _missing_on_machine(error) or remedy
+        if not helps:
             raise
-        why = f"{sys.executable} cannot run env type `{name}`: {told(error)}; {remedy}"
+        why = f"{sys.executable} cannot run env type `{name}`: {told(error)}; {helps}"
         raise ConfigError(why, key="type") from error
+
+
+def _missing_on_machine(error: ImportError) -> str:
+    """What installs the shared library that an import did not find, unless a Python package of this
+    interpreter should have brought it; empty for any other error."""
+    missing = re.search(r"([^\s/:'\"]+): cannot open shared object file", str(error))
+    if missing is None:
+        return ""
+    library = missing[1]
+    installed = (file for each in importlib.metadata.distributions() for file in each.files or ())
+    if any(file.name == library for file in installed):
+        return ""
+    return f"the machine lacks {library}, which its package manager installs"
 
 
 def require_known(key: str, value: str, known: Sequence[str]) -> None:

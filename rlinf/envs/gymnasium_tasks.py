@@ -222,6 +222,7 @@ class PushTEnv(DrawingTask):
         download_mb=90,
         disk_mb=310,
         licence="Apache-2.0",
+        libraries={"libGL.so.1": "libgl1"},
         variables={"SDL_VIDEODRIVER": "dummy"},
     )
 

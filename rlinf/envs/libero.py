@@ -80,7 +80,7 @@ class LiberoEnv(SimulatorEnv):
         download_mb=600,
         disk_mb=2000,
         licence="MIT; data CC BY 4.0, assets under their own licences",
-        libraries={"libEGL.so.1": "libegl1"},
+        libraries={"libEGL.so.1": "libegl1", "libGL.so.1": "libgl1"},
         variables={"MUJOCO_GL": "egl"},
     )
     skips_observations = True

@@ -148,6 +148,7 @@ class ManiSkillEnv(SimulatorEnv):
         download_mb=700,
         disk_mb=1850,
         licence="Apache-2.0; assets CC BY-NC 4.0",
+        libraries={"libGL.so.1": "libgl1"},
         variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
     )
     skips_observations = True

@@ -75,7 +75,7 @@ class RobosuiteEnv(SimulatorEnv):
         download_mb=340,
         disk_mb=1150,
         licence="MIT",
-        libraries={"libEGL.so.1": "libegl1"},
+        libraries={"libEGL.so.1": "libegl1", "libGL.so.1": "libgl1"},
         variables={"MUJOCO_GL": "egl"},
     )
     control_rate = 20.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.metadata
 import json
 import shutil
 import signal
@@ -17,7 +18,7 @@ import pytest
 
 from rlinf.cli.main import main
 from rlinf.envs import installation
-from rlinf.envs.base import ADAPTERS, REGISTRY
+from rlinf.envs.base import ADAPTERS, REGISTRY, importing
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.installation import State, interpreter, status
 from rlinf.envs.requirements import SOURCE_VARIABLE, Requirements
@@ -239,6 +240,21 @@ def test_what_an_environment_cannot_import_ends_in_one_line(
         assert told.startswith(f"{directory}/bin/python cannot run env type `{NAME}`: {why}")
         assert told.endswith(f"; {anew}")
         assert "\n" not in told
+
+
+@pytest.mark.parametrize("remedy", ["run it anew", ""])
+def test_a_library_that_the_machine_lacks_is_no_fault_of_the_environment(remedy: str) -> None:
+    cannot = "cannot open shared object file: No such file or directory"
+    with pytest.raises(ConfigError) as refused, importing(NAME, remedy):
+        raise ImportError(f"libGL.so.1: {cannot}")
+    why = f"{sys.executable} cannot run env type `{NAME}`: ImportError: libGL.so.1: {cannot}"
+    helps = "; the machine lacks libGL.so.1, which its package manager installs"
+    assert refused.value.reason.startswith(why)
+    assert refused.value.reason.endswith(helps)
+    brought = next(file for file in importlib.metadata.files("numpy") or () if ".so" in file.name)
+    with pytest.raises(ConfigError if remedy else ImportError) as damaged, importing(NAME, remedy):
+        raise ImportError(f"{brought.name}: {cannot}")
+    assert str(damaged.value).endswith(remedy or cannot)
 
 
 @pytest.mark.usefixtures("packages")

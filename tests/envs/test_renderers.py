@@ -77,8 +77,9 @@ def test_gymnasium_is_given_one_where_mujoco_may_draw(
 
 
 def test_either_library_is_enough_to_be_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    for there, unfit in (("libOSMesa.so.8", False), ("", True)):
-        monkeypatch.setattr(installation, "loads", lambda library, there=there: library == there)
+    opencv = "libGL.so.1"
+    for there, unfit in (([opencv, "libOSMesa.so.8"], False), ([opencv], True), ([], True)):
+        monkeypatch.setattr(installation, "loads", there.__contains__)
         found = installation.status("robosuite")
         assert (found.state is installation.State.UNFIT) == unfit, found
 

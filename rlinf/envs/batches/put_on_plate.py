@@ -137,6 +137,7 @@ class PutOnPlateEnv(SimulatorBatch):
         download_mb=3500,
         disk_mb=7000,
         licence="Apache-2.0; assets their own",
+        libraries={"libGL.so.1": "libgl1"},
         variables={"MS_SKIP_ASSET_DOWNLOAD_PROMPT": "1"},
         source="a checkout of github.com/RLinf/RLinf",
         source_folders=(FOLDER,),

@@ -115,7 +115,7 @@ class RobocasaEnv(SimulatorEnv):
         download_mb=400,
         disk_mb=1200,
         licence="MIT; assets CC BY 4.0",
-        libraries={"libEGL.so.1": "libegl1"},
+        libraries={"libEGL.so.1": "libegl1", "libGL.so.1": "libgl1"},
         variables={"MUJOCO_GL": "egl"},
         assets="`python -m robocasa.scripts.download_kitchen_assets` of its environment (10 GB)",
     )

@@ -15,12 +15,7 @@ from rlinf.errors import ConfigError
 CALL_TAGS = ("<tool_call>", "</tool_call>")
 """What stands around a call in the form of Hermes, which Qwen has taken over."""
 _THINK, _THOUGHT = "<think>", "</think>"
-# What comes first counts: a mark in a call is text, and so is a call in a thought. A thought that
-# began before the turn has its end alone.
-_PARTS = re.compile(
-    f"{_THINK}.*?(?:{_THOUGHT}|\\Z)|(?P<end>{_THOUGHT})|{CALL_TAGS[0]}(?P<call>.*?){CALL_TAGS[1]}",
-    re.DOTALL,
-)
+_MARKS = re.compile("|".join((_THINK, _THOUGHT, CALL_TAGS[0])))
 _SAID, _REPLIED = "TURN-OF-THE-ASSISTANT", "REPLY-OF-TOOL-"
 
 
@@ -131,13 +126,8 @@ class ChatTemplate(CallForm):
     def calls(self, turn: Sequence[int]) -> list[Call | ToolError]:
         """All calls of a turn outside its thoughts, in their order; a thought that does not end
         goes on to the end of the turn."""
-        found: list[str] = []
-        for part in _PARTS.finditer(self._begun + self._decode(turn)):
-            if part["end"]:
-                found = []
-            elif part["call"] is not None:
-                found.append(part["call"])
-        return [self._call(each) for each in found]
+        text = self._begun + self._decode(turn)
+        return [self._call(each) for each in _between_call_tags(text)]
 
     def _call(self, text: str) -> Call | ToolError:
         try:
@@ -188,6 +178,28 @@ class ChatTemplate(CallForm):
                 raise _no_messages_of_tools("")
             self._parts[count] = pieces[1:]
         return self._parts[count]
+
+
+def _between_call_tags(text: str) -> list[str]:
+    """What stands between tags of calls outside thoughts, in time proportional to the text.
+
+    What comes first counts: a mark in a call is text, and so is a call in a thought. A thought that
+    began before the turn has its end alone.
+    """
+    found: list[str] = []
+    behind, last = 0, text.rfind(CALL_TAGS[1])
+    while mark := _MARKS.search(text, behind):
+        behind = mark.end()
+        if mark[0] == _THOUGHT:
+            found = []
+        elif mark[0] == _THINK:
+            thought = text.find(_THOUGHT, behind)
+            behind = len(text) if thought < 0 else thought + len(_THOUGHT)
+        elif behind <= last:  # without an end a mark is text, and no end is looked for
+            end = text.index(CALL_TAGS[1], behind)
+            found.append(text[behind:end])
+            behind = end + len(CALL_TAGS[1])
+    return found
 
 
 def _no_messages_of_tools(why: str) -> ConfigError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,15 @@ def test_a_call_that_nests_without_end_is_no_json(
     (error,) = form.calls([])
     assert isinstance(error, ToolError)
     assert "no JSON" in str(error)
+
+
+@pytest.mark.parametrize("ends", ["", "</tool_call>", "</think>"])
+def test_marks_without_an_end_take_time_in_proportion(words: Any, ends: str) -> None:
+    marks = ends + "<tool_call>" * 16_000
+    form = ChatTemplate(["look"], words, {}, lambda text: [], lambda tokens: marks)
+    began = time.process_time()
+    assert form.calls([]) == []
+    assert time.process_time() - began < 2  # else a quarter of a minute: each looks for its end
 
 
 def test_no_more_calls_of_a_turn_are_made_than_the_recipe_says(

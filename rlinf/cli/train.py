@@ -62,6 +62,7 @@ def train(
     from rlinf.cli.tasks import read_config, require_training
     from rlinf.config.named_files import at_absolute_paths
     from rlinf.config.validate import check
+    from rlinf.monitor.run_directory import showing_warnings
     from rlinf.runners.task import require_workers
 
     changes = [*(overrides or []), *([] if seed is None else [f"seed={seed}"])]
@@ -72,7 +73,8 @@ def train(
     else:
         check_new(run_dir)
         check_writable(run_dir, "--run-dir")
-    check(config, loaded)
+    with showing_warnings():
+        check(config, loaded)
     if not task.__module__.startswith("rlinf."):
         require_workers(task, config)  # own ones are tested, and their flows may import torch
     config = at_absolute_paths(config)
@@ -127,7 +129,7 @@ def resume(
     origin.refuse_other_config(config, task.changeable, why="a resumed run")
     with showing_warnings():
         origin.refuse_other_files(config, changed_code=changed_code)
-    check(config, recipe)
+        check(config, recipe)
 
     from rlinf.config.dump import to_data, to_yaml
     from rlinf.flow.plan import PLAN_FILE

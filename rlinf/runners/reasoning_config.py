@@ -6,8 +6,10 @@ Batch vocabulary: *prompts* × group size → *sequences* → *global batch* (on
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from math import ceil
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -34,6 +36,8 @@ from rlinf.workers.config.answering import (
     equal_samples_problems,
 )
 from rlinf.workers.config.language import Trainers, picture_problems, rollout_problems
+
+log = logging.getLogger(__name__)
 
 COMPONENTS = ("rollout", "reward", "actor")
 
@@ -343,13 +347,28 @@ _SHOWN = 12  # keys that a message names
 
 
 def _check_answers(files: FilesConfig, reward: RewardConfig) -> None:
-    """Refuse a file of whose first answers none can be scored: every completion would be invalid,
-    which is seen after a whole step."""
-    for path in (*files.train, *files.validation):
-        prompts = files.first(path)
-        found = [reward.unusable(prompt.answer) for prompt in prompts]
-        if found and None not in found:
-            raise _unusable(prompts[0], found[0], files.answer_key, reward)
+    """Refuse a file of which no answer can be scored: every completion would be invalid, which is
+    seen after a whole step. Only where this is so of the first answers the others are looked at."""
+    for paths, limit in (files.part("train"), files.part("validation")):
+        for path in paths:
+            _check_answers_of(path, limit, files, reward)
+
+
+def _check_answers_of(
+    path: Path, limit: int | None, files: FilesConfig, reward: RewardConfig
+) -> None:
+    found = [reward.unusable(prompt.answer) for prompt in files.first(path)]
+    if not found or None in found:
+        return
+    prompts = files.first(path, most=limit)
+    found = [reward.unusable(prompt.answer) for prompt in prompts]
+    if None in found:
+        log.warning(
+            "%s: %d of %d answers cannot be scored, and nothing is learnt from their prompts; the "
+            "first: %s", path, len(found) - found.count(None), len(found), found[0],
+        )  # fmt: skip
+    elif found:
+        raise _unusable(prompts[0], found[0], files.answer_key, reward)
 
 
 def _unusable(prompt: RawPrompt, why: str | None, key: str, reward: RewardConfig) -> ConfigError:

@@ -346,6 +346,22 @@ def test_prompts(
     assert [part for part in parts if part not in flat] == [], flat
 
 
+@pytest.mark.parametrize("turned", [1, -1])
+def test_a_set_is_refused_only_where_none_of_its_answers_can_be_scored(
+    place: Path, capsys: pytest.CaptureFixture[str], turned: int
+) -> None:
+    of_no_use = [{"prompt": "2+2=", "solutions": {"sum": 4}}] * 24
+    write(place, [*of_no_use, *GOOD][::turned])
+    code, _, error = train(capsys, "--dry-run")
+    warning = "prompts.jsonl: 24 of 32 answers cannot be scored, and nothing is learnt from"
+    assert (code, " ".join(error.split()).count(warning)) == (0, turned == 1), error
+    for records, words in ((of_no_use, []), ([*of_no_use, *GOOD], ["data.files.limit=24"])):
+        write(place, records)
+        code, _, error = train(capsys, "--dry-run", *words)
+        assert code == 2
+        assert "prompts.jsonl:1: no completion could be scored" in " ".join(error.split())
+
+
 REWARDS = """
 def polite(sample, *, word="1"):
     if sample.prompt[0] in word:

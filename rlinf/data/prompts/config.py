@@ -179,9 +179,9 @@ class RecordFilesConfig(StrictModel, ABC):
                     reason = error.reason + self._named_otherwise(error.reason)
                     raise ConfigError(reason, key=error.key or key) from error
 
-    def first(self, path: Path) -> list[RawPrompt]:
-        """The prompts that one of the files begins with."""
-        return first_prompts(path, self._take, most=_FIRST, keys=self.keys)
+    def first(self, path: Path, most: int | None = _FIRST) -> list[RawPrompt]:
+        """The prompts that one of the files begins with, of so many records; None: of all."""
+        return first_prompts(path, self._take, most=most, keys=self.keys)
 
     def _named_otherwise(self, reason: str) -> str:
         """By which keys another one is read, where records have none of the name that is sought."""

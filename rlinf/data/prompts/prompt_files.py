@@ -175,10 +175,10 @@ def check_records(path: Path, take: Taker, *, most: int, keys: Sequence[str] = (
 
 
 def first_prompts(
-    path: Path, take: Taker, *, most: int, keys: Sequence[str] = ()
+    path: Path, take: Taker, *, most: int | None, keys: Sequence[str] = ()
 ) -> list[RawPrompt]:
-    """Those among the first ``most`` records of a file that can be used; errors are those of
-    :func:`read_prompts`."""
+    """Those among the first ``most`` records of a file, None: all, that can be used; errors are
+    those of :func:`read_prompts`."""
     taken = _taken(path, take, Notes(), keys)
     return [found for found in islice(taken, most) if found is not None]
 

@@ -35,7 +35,8 @@ def run(
         bool,
         typer.Option(
             help="Of a robot's policy, policy.safetensors with every weight and adapters in their "
-            "matrices: `model.weights` of any run takes it."
+            "matrices, whatever it began from: `model.weights` of a published model takes it, "
+            "`model.path` of any other policy."
         ),
     ] = False,
     debug: Debug = False,
@@ -58,6 +59,11 @@ def run(
     with showing_warnings():
         if issubclass(task.config_class, EvaluatedConfig):
             _write_policy(task, path, out, words, whole=whole)
+        elif whole:
+            raise ConfigError(
+                "--whole has no effect on a language model, which is written with every weight, "
+                "adapters in their matrices; leave it out"
+            )
         else:
             _write_language_model(task, path, out, words)
 

@@ -67,6 +67,18 @@ def test_adapters_go_on_with_their_own_base_alone(
     elsewhere.rename(first / "model")
 
 
+@pytest.mark.parametrize("task", ["reasoning", "sft"])
+def test_a_language_model_is_always_written_whole(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, task: str
+) -> None:
+    (tmp_path / "config.yaml").write_text(f"task: {task}\n", encoding="utf-8")
+    out = tmp_path / "out"
+    assert main(["convert", "run", str(tmp_path), "--whole", "--out", str(out)]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "--whole has no effect on a language model" in error
+    assert not out.exists()
+
+
 def test_an_edited_configuration_is_compared_with_what_the_run_began_with(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -112,9 +112,19 @@ class AlgorithmConfig(StrictModel):
         """Whether it learns from transitions of the whole run, and not from the newest rollout."""
         return False
 
+    @property
+    def from_the_first_step(self) -> tuple[str, ...]:
+        """Overrides by which every step of a run trains all that any step does."""
+        return ()
+
     def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
         """What stands against training a model of this section."""
         del model
+        yield from ()
+
+    def length_problems(self, steps: int) -> Iterator[PydanticCustomError]:
+        """What stands against a run of so many training steps."""
+        del steps
         yield from ()
 
     def of_family(self, family: Family) -> Self:

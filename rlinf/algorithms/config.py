@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from rlinf.algorithms.base_config import (
     Aggregation,
@@ -61,6 +63,21 @@ class CriticConfig(PolicyConfig):
     def needs_values(self) -> bool:
         """The critic is the baseline."""
         return True
+
+    @property
+    def from_the_first_step(self) -> tuple[str, ...]:
+        """No warm-up of the critic."""
+        return ("algorithm.critic_warmup_steps=0",) if self.critic_warmup_steps else ()
+
+    def length_problems(self, steps: int) -> Iterator[PydanticCustomError]:
+        """A warm-up of the critic that does not end."""
+        if self.critic_warmup_steps >= steps:
+            yield illegal(
+                "algorithm.critic_warmup_steps",
+                f"{self.critic_warmup_steps} leaves none of the {steps} training steps of the run "
+                "in which the policy is trained",
+                hint=f"nearest: {steps - 1}",
+            )
 
     @model_validator(mode="after")
     def _check_levels(self) -> Self:

@@ -262,6 +262,7 @@ class ReasoningConfig(AnsweringConfig):
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
         algorithm = self.algorithm
+        yield from algorithm.length_problems(self.training_steps)
         if algorithm.needs_groups and self.rollout.group_size < 2:
             yield illegal(
                 "rollout.group_size",

@@ -102,7 +102,7 @@ def _worst_step(config: ReasoningConfig) -> tuple[str, ...]:
         forced = [f"rollout.sampling.min_new_tokens={sampling.max_new_tokens}"]
     else:  # as long as nothing ends a turn of an agent
         forced = [f"rollout.sampling.{key}=[]" for key in ("stop_token_ids", "stop")]
-    found = ("runner.total_steps=1", *forced)
+    found = ("runner.total_steps=1", *config.algorithm.from_the_first_step, *forced)
     return found if config.warm_start is None else (*found, "warm_start.steps=2")
 
 

@@ -29,6 +29,7 @@ from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.timeline import TimelineFile
 from rlinf.runners.groups import Groups
 from rlinf.runners.task import Evaluated, Purpose, Task
+from rlinf.trainers.config import LearningRateScheduleConfig
 
 log = logging.getLogger(__name__)
 
@@ -113,6 +114,7 @@ class Run:
                     self._load_workers(former.tree, former.path)
             self.starting = False
             if former is None:
+                self._tell_of_warm_ups()
                 self.task.begin(self)
                 self._state_of_task()  # of a wrong form it would be found after steps to commit
             self.directory.begun = bool(self._store.steps())
@@ -131,6 +133,21 @@ class Run:
             if not self.interrupted:  # else there may be something left to make up for
                 self.directory.note_end(self._end)
         return self.state
+
+    def _tell_of_warm_ups(self) -> None:
+        """Warn of learning rates that rise until the run is over."""
+        steps = self.task.steps
+        for name in self._config.components if self._worst is None else ():
+            schedule = getattr(getattr(self._config, name, None), "lr_sched", None)
+            if isinstance(schedule, LearningRateScheduleConfig) and schedule.warmup_steps >= steps:
+                log.warning(
+                    "%s.lr_sched.warmup_steps = %d is not less than the %d steps of the run, so "
+                    "that the learning rate is never whole; nearest: %d",
+                    name,
+                    schedule.warmup_steps,
+                    steps,
+                    steps - 1,
+                )
 
     @property
     def _end(self) -> dict[str, Any]:

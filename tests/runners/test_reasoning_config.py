@@ -41,6 +41,12 @@ REFUSED = [
     (["rollout.sampling.temperature=0"], "rollout.sampling.temperature", ""),
     (["algorithm={type: ppo}"], "critic", "write `critic: {}`"),
     (["critic={}"], "critic", "leave the section out"),
+    (
+        ["algorithm={type: ppo, critic_warmup_steps: 4}", "critic={}"],
+        "algorithm.critic_warmup_steps",
+        "4 leaves none of the 4 training steps of the run in which the policy is trained; "
+        "nearest: 3",
+    ),
     (["algorithm={type: gppo}"], "algorithm.type", "did you mean"),
     (["algorithm={type: dr_grpo}"], "algorithm.loss_agg_length", "largest number of new tokens"),
     (["actor.n_minibatches=3"], "actor.n_minibatches", "nearest: 2, 4"),

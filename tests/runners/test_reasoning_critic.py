@@ -132,7 +132,7 @@ def test_a_critic_with_a_model_of_its_own(reference: Path, tmp_path: Path) -> No
         f"{{path: {model}, architecture: {{hidden_size: 16, layers: 1, heads: 2, kv_heads: 1,"
         " intermediate_size: 16}}",
     )
-    run = train(tmp_path / "smaller", PPO[0], smaller, "runner.total_steps=1")
+    run = train(tmp_path / "smaller", PPO[0], smaller, "runner.total_steps=2")
     assert untimed(run)[1]["critic/value_loss"] != untimed(reference)[1]["critic/value_loss"]
 
 

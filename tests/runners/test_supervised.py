@@ -275,6 +275,16 @@ def test_a_validation_that_never_comes_is_told(
     run_recipe(write_cloning(tmp_path), tmp_path / "run", "validation.interval=50")
     told = "validation.interval = 50 is more than the 6 steps of the run"
     assert caplog.text.count(told) == 1
+    assert "warmup_steps" not in caplog.text
+
+
+def test_a_warm_up_that_does_not_end_is_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    short = ("runner.total_steps=1", "actor.lr_sched={warmup_steps: 1}")
+    run_recipe(write_cloning(tmp_path), tmp_path / "run", *short)
+    told = "actor.lr_sched.warmup_steps = 1 is not less than the 1 steps of the run"
+    assert caplog.text.count(told) == 1
 
 
 def test_a_run_goes_on_with_the_pictures_that_it_began_with(

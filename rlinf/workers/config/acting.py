@@ -363,6 +363,7 @@ class ActingConfig(EvaluatedConfig):
                 f"is not a multiple of the {chunk} actions of a chunk (model.num_action_chunks)",
                 hint=f"nearest: {join_choices(nearest_multiples(chunk, self.rollout.steps))}",
             )
+        yield from self.algorithm.length_problems(self.training_steps)
         yield from super().problems()
 
     # -- planning -------------------------------------------------------------------------------
@@ -536,4 +537,5 @@ def _trials(config: ActingConfig, first: int, devices: int) -> Iterator[Trial]:
 
 def _from_the_first_step(config: ActingConfig) -> tuple[str, ...]:
     """Overrides by which every step trains."""
-    return ("replay.start_steps=0",) if "replay" in config.components else ()
+    found = ("replay.start_steps=0",) if "replay" in config.components else ()
+    return (*found, *config.algorithm.from_the_first_step)

@@ -221,6 +221,7 @@ class PolicyObjective(Algorithm):
             imitation_loss = (errors * shown.mask).sum()
             loss = loss + self._policy_weight * imitation_loss
             metrics["actor/imitation_loss"] = imitation_loss.detach()
+            metrics["actor/loss"] = loss.detach()
         return loss, metrics
 
     def _of_critic(self, modules: Modules, batch: Batch, normalizer: float) -> Share:

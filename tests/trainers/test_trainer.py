@@ -422,6 +422,10 @@ def test_demonstrations_do_not_move_the_policy_while_the_critic_warms_up(
             lambda batch: with_demonstrations(batch, shown, weight=1.0, rows=32),
         )
         assert metrics["actor/imitation_loss"] > 0
+        parts = [metrics[n] for n in ("actor/policy_loss", "actor/imitation_loss")]
+        values = algorithm.config.value_coefficient * metrics["critic/value_loss"]
+        expected = moves * sum(parts) + values  # without a bonus for entropy
+        assert metrics["actor/loss"] == pytest.approx(expected, rel=1e-4)
         assert policy.actor.layers[0].weight.equal(before) is not moves
 
 

@@ -104,6 +104,7 @@ class CloningWorker(FitStage, ActorWorker):
             ranks=self._meet(rendezvous) if config.actor.type == "fsdp" else self._replicas(),
             total_steps=config.training_steps,
             seed=config.seed,
+            failure_directory=self._context.failures,
         )
         parameters = sum(parameter.numel() for parameter in policy.parameters())
         return {"parameters": parameters, "imitated": imitated(policy, config.objective)}

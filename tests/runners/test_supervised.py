@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from rlinf.checkpoint import store as store_module
 from rlinf.checkpoint.manifest import Manifest
@@ -247,8 +248,6 @@ def test_only_adapters_are_trained_with_lora(tmp_path: Path) -> None:
     recipe = write_fine_tuning(tmp_path)
     run_recipe(recipe, tmp_path / "run", "actor.lora={rank: 4}", "runner.total_steps=4")
     assert (tmp_path / "run" / "model" / "adapter" / "adapter_model.safetensors").exists()
-    from safetensors.numpy import load_file
-
     before = load_file(tmp_path / "run" / "initial_model" / "model.safetensors")
     after = weights(tmp_path / "run")
     changed = {name for name in after if not np.array_equal(before[name], after[name])}
@@ -276,6 +275,17 @@ def test_a_validation_that_never_comes_is_told(
     told = "validation.interval = 50 is more than the 6 steps of the run"
     assert caplog.text.count(told) == 1
     assert "warmup_steps" not in caplog.text
+
+
+def test_a_batch_that_ends_cloning_is_kept(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe, run = write_cloning(tmp_path), tmp_path / "run"
+    wild = ("actor.optim={lr: 1.0e+30, max_grad_norm: null}", "actor.max_skipped_updates=0")
+    assert main(["train", str(recipe), "--run-dir", str(run), *wild]) == 1
+    (batch,) = (run / "failures").glob("actor_batch_of_step_*.safetensors")
+    assert str(batch) in capsys.readouterr().err
+    assert load_file(batch)["inputs.raw_actions"].ndim == 3
 
 
 def test_a_warm_up_that_does_not_end_is_told(

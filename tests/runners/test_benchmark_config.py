@@ -18,6 +18,8 @@ from rlinf.data.prompts.dataset import Prompt, PromptDataset
 from rlinf.data.prompts.prompt_files import LoadingReport
 from rlinf.data.text_evaluation import PromptOutcome, TextEvaluationResult, TextEvaluationSpec
 from rlinf.errors import ConfigError, RunFailure
+from rlinf.models import language
+from rlinf.runners import benchmark, groups, reasoning_model
 from rlinf.runners.benchmark import Benchmark, BenchmarkRunConfig
 from rlinf.workers.config.answering import check_described
 
@@ -136,12 +138,13 @@ def test_rates_are_told_though_there_is_no_room_for_the_file(
 
     monkeypatch.setattr(BenchmarkConfig, "build", found(dataset()))
     monkeypatch.setattr(TextEvaluationResult, "save", full)
-    for place, value in {
-        "models.language.load_tokenizer": None, "runners.groups.Groups": nullcontext(),
-        "runners.reasoning_model.check_context": None, "runners.benchmark.benchmark_spec": spec,
-        "runners.benchmark.answer_prompts": result,
-    }.items():  # fmt: skip
-        monkeypatch.setattr(f"rlinf.{place}", found(value))
+    # Modules that are imported above: one that is imported now would keep what is in their place.
+    for module, name, value in (
+        (language, "load_tokenizer", None), (groups, "Groups", nullcontext()),
+        (reasoning_model, "check_context", None), (benchmark, "benchmark_spec", spec),
+        (benchmark, "answer_prompts", result),
+    ):  # fmt: skip
+        monkeypatch.setattr(module, name, found(value))
     directory: Any = SimpleNamespace(evaluations=tmp_path, traces=tmp_path)
     with pytest.raises(RunFailure, match=r"the result is not written to .*: No space left") as told:
         Benchmark(read(tmp_path), tmp_path).evaluate_alone(directory)

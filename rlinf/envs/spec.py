@@ -52,6 +52,10 @@ class EnvSpec:
     action_start: tuple[float, ...] = ()
     """[A]; what the environment itself calls the discrete actions of index 0. Empty: 0, as in specs
     that were written before there was this key."""
+    section_limits: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    """Of each of several simulators in one batch the lowest and highest actions, in the dimensions
+    that it has. Empty where there is one, where actions are discrete, and in specs that were
+    written before there was this key."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
@@ -86,6 +90,18 @@ class EnvSpec:
             return actions
         indices: np.ndarray = actions - np.array(self.action_start, actions.dtype)
         return indices
+
+    def within_sections(self, actions: np.ndarray, tasks: np.ndarray) -> np.ndarray:
+        """Actions [B, C, A] of the tasks [B], each in the limits of its simulator; as they are in
+        dimensions that this lacks."""
+        if not self.section_limits:
+            return actions
+        clipped = actions.copy()
+        for row, task in enumerate(tasks.tolist()):
+            low, high = np.array(self.section_limits[self.task_sections[task]], actions.dtype)
+            own = clipped[row, :, : len(low)]
+            np.clip(own, low, high, out=own)
+        return clipped
 
     @property
     def task_names(self) -> tuple[str, ...]:
@@ -126,6 +142,8 @@ class EnvSpec:
         }
         shapes = {key: tuple(shape) for key, shape in data["observation_shapes"].items()}
         plain["observation_shapes"] = shapes
+        limits = data.get("section_limits", ())
+        plain["section_limits"] = tuple((tuple(low), tuple(high)) for low, high in limits)
         return cls(**plain)
 
 
@@ -298,6 +316,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
         chain_length=wanted.chain_length if len({s.chain_length for s in every}) == 1 else 0,
         action_start=wanted.action_start,
+        section_limits=tuple((s.action_low, s.action_high) for s in every if not wanted.choices),
     )
 
 

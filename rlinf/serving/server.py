@@ -15,6 +15,7 @@ from aiohttp import WSCloseCode, WSMessage, WSMsgType, web
 from aiohttp.http_exceptions import BadHttpMessage
 from torch import Tensor
 
+from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import CheckpointError, ConfigError, UserError
 from rlinf.serving.acting import ActingPolicy
@@ -227,7 +228,10 @@ class PolicyServer:
             self.latencies.counters["failed"] += 1
             log.error("%s", failure, exc_info=failure.__cause__)
             raise
-        actions = self._spec.in_units(answer.actions[0] if request.single else answer.actions)
+        actions, tasks = answer.actions, request.observations.get(TASK_IDS)
+        if tasks is not None:  # the policy itself clips to the widest of all its simulators
+            actions = self._spec.within_sections(actions, tasks)
+        actions = self._spec.in_units(actions[0] if request.single else actions)
         total = time.perf_counter() - began
         self.latencies.add(queue=answer.queue, act=answer.act, total=total)
         return {

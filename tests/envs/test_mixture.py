@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -100,6 +101,11 @@ def test_what_a_policy_must_know_of_all(sections: dict[str, EnvConfig]) -> None:
     assert spec.task_descriptions == ("go to the origin", "task 0", "task 1")
     assert spec.task_sections == (0, 1, 1)
     assert (spec.action_dim, spec.action_low, spec.max_episode_steps) == (3, (-1.0,) * 3, 7)
+    assert spec.section_limits == (((-1.0,) * 2, (1.0,) * 2), ((-1.0,) * 3, (1.0,) * 3))
+    written = json.loads(json.dumps(spec.to_json()))
+    assert EnvSpec.from_json(written) == spec
+    del written["section_limits"]  # as in a run that was begun before
+    assert EnvSpec.from_json(written) == replace(spec, section_limits=())
 
 
 def test_each_section_goes_on_as_if_alone(sections: dict[str, EnvConfig]) -> None:

@@ -117,6 +117,25 @@ def test_actions_are_told_as_the_environment_calls_them() -> None:
                 config.build(replace(spec, action_start=start))
 
 
+def test_actions_keep_to_the_limits_of_the_simulator_that_their_task_is_of() -> None:
+    policy: Any = small_policy()
+    wide = torch.tensor([-2.0, 2.0, 3.0]).expand(4, 3)
+
+    def sample(observations: Any, noise: Any) -> ActionSample:
+        actions = wide.repeat(len(observations["states"]), 1, 1)
+        return ActionSample(actions, torch.zeros_like(actions), {})
+
+    policy.sample = sample
+    spec = replace(
+        SPEC, action_low=(-2.0, -2.0, -3.0), action_high=(2.0, 2.0, 3.0), task_sections=(0, 1, 1),
+        section_limits=(((-2.0, -2.0, -3.0), (2.0, 2.0, 3.0)), ((-1.0, -0.5), (1.0, 0.5))),
+    )  # fmt: skip
+    with serving(policy, spec=spec) as running, running.connect() as client:
+        np.testing.assert_array_equal(client.infer(observation(0))["actions"], wide)
+        rows = client.infer({"batch": [observation(seed) for seed in range(3)]})["actions"]
+        np.testing.assert_array_equal(rows[:, 0], [[-2, 2, 3], [-1, 0.5, 3], [-1, 0.5, 3]])
+
+
 def http(
     running: Running, path: str, data: bytes | None = None, timeout: float = 30, **headers: str
 ) -> Any:

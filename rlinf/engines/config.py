@@ -73,8 +73,8 @@ class SamplingConfig(StrictModel):
         return bool(self.top_k) or self.top_p < 1 or self.repetition_penalty != 1
 
 
-class Unscored(NamedTuple):
-    """Why an engine cannot tell the log-probs that a trainer recomputes."""
+class Refusal(NamedTuple):
+    """What of a sampling an engine cannot do, or cannot score as a trainer does, and why."""
 
     key: str  # of the sampling
     why: str
@@ -161,11 +161,22 @@ class EngineConfig(StrictModel):
         key = self.unloaded
         return self if key is None else self.model_copy(update={key: self.unwritten(key)})
 
-    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+    def unscored(self, sampling: SamplingConfig) -> Refusal | None:
         """What of ``sampling`` makes the engine report other log-probs than those of
         softmax(logits / temperature); None: nothing."""
         del sampling
         return None
+
+    def unserved(self, sampling: SamplingConfig) -> Refusal | None:
+        """What of ``sampling`` the engine does otherwise than :class:`SamplingConfig` says, scored
+        or not; None: nothing."""
+        del sampling
+        return None
+
+    def check_served(self, sampling: SamplingConfig) -> None:
+        """Refuse, by a ConfigError, what is :meth:`unserved`."""
+        if (found := self.unserved(sampling)) is not None:
+            raise ConfigError(f"{found.why}; {found.hint}", key=found.key)
 
     def check_scored(self, sampling: SamplingConfig) -> None:
         """Refuse, by a ConfigError, what is :meth:`unscored`."""
@@ -287,19 +298,19 @@ class VLLMEngineConfig(EngineConfig):
         """See :attr:`EngineConfig.unloaded`."""
         return "load_format" if self.load_format == "dummy" else None
 
-    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+    def unscored(self, sampling: SamplingConfig) -> Refusal | None:
         """See :attr:`log_probs`."""
         if self.log_probs == "raw":
             if sampling.temperature == 1:
                 return None
             why = f"{sampling.temperature} is not seen by vLLM's raw log-probs"
             hint = "nearest: 1.0, or log_probs: processed for the engine"
-            return Unscored("temperature", why, hint)
+            return Refusal("temperature", why, hint)
         keys = ("top_k", "top_p", "repetition_penalty", "min_new_tokens")
         for key, default in _changed(sampling, keys):
             why = "changes what vLLM reports as processed log-probs"
             hint = f"nearest: {default}, or log_probs: raw for the engine with temperature 1"
-            return Unscored(key, why, hint)
+            return Refusal(key, why, hint)
         return None
 
     @model_validator(mode="after")
@@ -349,10 +360,17 @@ class SGLangEngineConfig(EngineConfig):
         """Devices that one engine computes on."""
         return self.tensor_parallel_size
 
-    def unscored(self, sampling: SamplingConfig) -> Unscored | None:
+    def unscored(self, sampling: SamplingConfig) -> Refusal | None:
         """SGLang's log-probs come after penalty and ban."""
         for key, default in _changed(sampling, ("repetition_penalty", "min_new_tokens")):
-            return Unscored(key, "changes the log-probs that SGLang reports", f"nearest: {default}")
+            return Refusal(key, "changes the log-probs that SGLang reports", f"nearest: {default}")
+        return None
+
+    def unserved(self, sampling: SamplingConfig) -> Refusal | None:
+        """SGLang's penalty is for tokens of the answer alone."""
+        for key, default in _changed(sampling, ("repetition_penalty",)):
+            why = "is not for the tokens of the prompt with SGLang, as it is with other engines"
+            return Refusal(key, why, f"nearest: {default}")
         return None
 
 

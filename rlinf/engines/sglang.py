@@ -88,6 +88,7 @@ class SGLangEngine(Engine):
     def submit(self, request: GenerationRequest) -> None:
         """Take a request; see :meth:`Engine.submit`."""
         self._flights.check(request)
+        self._config.check_served(request.sampling)
         if request.scored:
             self._config.check_scored(request.sampling)
         if request.sampling.stop and self._tokenizer is None:

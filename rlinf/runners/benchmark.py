@@ -32,6 +32,7 @@ from rlinf.workers.config.answering import (
     calling_problems,
     check_described,
     equal_samples_problems,
+    unserved_problems,
 )
 
 COMPONENTS = ("rollout", "reward")
@@ -93,12 +94,14 @@ class BenchmarkRunConfig(CorrectnessConfig, PlacedConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from self.correctness_problems(self.reward)
-        yield from equal_samples_problems(self.rollout.sampling, self.rollout.samples, "rollout.")
+        sampling, engine = self.rollout.sampling, self.rollout.engine
+        yield from equal_samples_problems(sampling, self.rollout.samples, "rollout.")
+        yield from unserved_problems(engine, sampling, "rollout.")
         yield from calling_problems(self.rollout.agent, self.benchmark, "benchmark.")
         for section in ("lora", "architecture"):
             if getattr(self.model, section) is not None:
                 yield illegal(f"model.{section}", "has no effect here", hint="leave it out")
-        if (key := self.rollout.engine.unloaded) is not None:
+        if (key := engine.unloaded) is not None:
             why = "would evaluate random weights, as none are sent to the engine"
             yield illegal(f"rollout.engine.{key}", why, hint="leave it out")
         without_effect = {

@@ -34,6 +34,7 @@ from rlinf.workers.config.answering import (
     calling_problems,
     check_described,
     equal_samples_problems,
+    unserved_problems,
 )
 from rlinf.workers.config.language import Trainers, picture_problems, rollout_problems
 
@@ -316,6 +317,8 @@ class ReasoningConfig(AnsweringConfig):
             yield from validation.correctness_problems(self.reward, "validation.")
             sampling = validation.sampling or self.rollout.sampling
             yield from equal_samples_problems(sampling, validation.samples, "validation.")
+            where = "rollout." if validation.sampling is None else "validation."
+            yield from unserved_problems(self.rollout.engine, sampling, where)
         else:
             keys, files = ("val_check_interval",), "data.files.validation"
             yield from unused(self.validation, keys, without=files, at="validation.")

@@ -95,7 +95,7 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
                 f"the evaluation specification has part: {spec.part!r}; "
                 f"{did_you_mean(spec.part, functions)}"
             )
-        sampling_of(spec)
+        self._config.rollout.engine.check_served(sampling_of(spec))
 
     def play(self, groups: Groups, spec: TextEvaluationSpec, name: str) -> TextEvaluationResult:
         """Answer the prompts of a specification."""

@@ -17,6 +17,7 @@ from rlinf.engines.config import SamplingConfig, SGLangEngineConfig
 from rlinf.engines.protocol import GenerationRequest, ModelSource
 from rlinf.engines.sglang import SGLangEngine
 from rlinf.engines.vllm.base import Growing
+from rlinf.errors import ConfigError
 
 END, OTHER_END, CALL = 1, 2, 9
 WRITTEN = (5, END, 6, CALL, 8, OTHER_END, *([5] * 20))
@@ -143,3 +144,8 @@ def test_a_stop_text_that_an_interrupted_answer_began_ends_it(engine: Any) -> No
             assert tuple(found.tokens) == WRITTEN[:length]
             assert len(found.log_probs) == len(found.versions) == length
             assert found.stop_reason == reason
+
+
+def test_a_penalty_that_is_not_for_the_prompt_is_refused(engine: Any) -> None:
+    with pytest.raises(ConfigError, match=r"repetition_penalty: .*not for .* the prompt"):
+        answered(engine, repetition_penalty=1.1)

@@ -56,6 +56,13 @@ def test_sections_without_effect_are_refused(tmp_path: Path, override: str, key:
         read(tmp_path, override)
 
 
+def test_a_penalty_that_an_engine_computes_otherwise_is_refused(tmp_path: Path) -> None:
+    how = "rollout.sampling={repetition_penalty: 1.1, min_new_tokens: 2}"
+    with pytest.raises(ConfigError, match=r"sampling\.repetition_penalty = 1\.1.*nearest: 1\.0"):
+        read(tmp_path, "rollout.engine.type=sglang", how)
+    assert read(tmp_path, "rollout.engine.type=hf", how).rollout.sampling.min_new_tokens == 2
+
+
 def test_random_weights_are_not_evaluated(tmp_path: Path) -> None:
     engine = ("rollout.engine.type=vllm", "rollout.engine.load_format=dummy")
     with pytest.raises(ConfigError, match=r"load_format.*would evaluate random weights"):

@@ -13,7 +13,7 @@ pytest.importorskip("transformers")
 
 from rlinf.cli.main import main
 from rlinf.data.text_evaluation import TextEvaluationSpec
-from rlinf.engines.config import HFEngineConfig, Unscored
+from rlinf.engines.config import HFEngineConfig, Refusal
 from rlinf.errors import ConfigError
 from rlinf.runners import groups
 from rlinf.runners.evaluation import evaluate
@@ -93,7 +93,7 @@ def test_other_settings_of_the_engine_give_the_same_answers(run: Path) -> None:
 def test_an_engine_without_log_probs_for_training_evaluates_what_was_trained(
     run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unscored = Unscored("top_p", "changes what it reports", "nearest: 1.0")
+    unscored = Refusal("top_p", "changes what it reports", "nearest: 1.0")
     monkeypatch.setattr(HFEngineConfig, "unscored", lambda config, sampling: unscored)
     other = "rollout.engine.max_running_requests=3"
     assert main(["eval", str(run), other, "--episodes", "2"]) == 0

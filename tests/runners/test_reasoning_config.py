@@ -303,6 +303,13 @@ def test_sampling_that_an_engine_cannot_score_is_refused(
     assert hint in str(refused.value)
 
 
+def test_validation_with_a_penalty_that_an_engine_computes_otherwise_is_refused() -> None:
+    of_sglang = ("rollout.engine=null", "rollout.engine={type: sglang}", "actor.order=position")
+    how = "validation.sampling={repetition_penalty: 1.1, max_new_tokens: 64}"
+    with pytest.raises(UserError, match=r"validation\.sampling\.repetition_penalty = 1\.1.*prompt"):
+        of_a_large_model(*of_sglang, "data.files.validation=[v.jsonl]", how)
+
+
 def test_validation_may_filter_at_any_temperature() -> None:
     """Nobody uses its log-probs."""
     how = "validation.sampling={temperature: 0.6, top_p: 0.95, max_new_tokens: 64}"

@@ -193,6 +193,14 @@ def _mapping(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+def unserved_problems(
+    engine: EngineConfig, sampling: SamplingConfig, section: str
+) -> Iterator[PydanticCustomError]:
+    """What of a sampling the engine does otherwise than it says; ``section`` precedes keys."""
+    if (found := engine.unserved(sampling)) is not None:
+        yield illegal(f"{section}sampling.{found.key}", found.why, hint=found.hint)
+
+
 def equal_samples_problems(
     sampling: SamplingConfig, samples: int, section: str
 ) -> Iterator[PydanticCustomError]:

@@ -80,7 +80,7 @@ def test_commands_and_their_options_exist():
         if hasattr(command, "commands") and words:
             assert words[0] in command.commands, f"{page.name}: `{line}`"
             command = command.commands[words.pop(0)]
-        options = {flag for option in command.params for flag in option.opts}
+        options = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
         for word in words:
             assert not word.startswith("--") or word in options, f"{page.name}: `{line}`"
 

@@ -3,6 +3,7 @@ batch, so nothing is communicated."""
 
 from __future__ import annotations
 
+import bisect
 import heapq
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +17,7 @@ from rlinf.trainers.config import SequenceConfig
 from rlinf.trainers.forward_inputs import lengths_of, prompts_of, window_of
 
 Parts = list[list[int]]
+_Division = list[tuple[int, list[int]]]  # sums and indices of its parts that are not empty
 
 
 class Rows:
@@ -89,11 +91,15 @@ class Sequences(Rows):
     def __init__(self, config: SequenceConfig) -> None:
         super().__init__(config.micro_batch_size)
         self._config = config
+        self._latest: tuple[tuple[Sequence[int], Sequence[int], int], list[Parts]] | None = None
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
-        """See :meth:`Rows.plan`."""
-        lengths = lengths_of(batch)
-        return plan_micro_batches(lengths, prompts_of(batch), ranks=ranks, config=self._config)
+        """See :meth:`Rows.plan`; kept, as a batch is scored several times before it is trained."""
+        asked = lengths, prompts, _ = (lengths_of(batch), prompts_of(batch), ranks)
+        if self._latest is None or self._latest[0] != asked:
+            plan = plan_micro_batches(lengths, prompts, ranks=ranks, config=self._config)
+            self._latest = asked, plan
+        return self._latest[1]
 
     def trained(self, batch: Batch) -> Batch:
         """Those of which a token counts."""
@@ -122,20 +128,35 @@ def balanced_parts(lengths: Sequence[int], parts: int, *, equal_count: bool) -> 
     """
     order = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     width = parts if equal_count else 1
-    heap: list[tuple[int, int, list[tuple[int, list[int]]]]] = []
+    heap: list[tuple[int, int, _Division]] = []
     for number, first in enumerate(range(0, len(order), width)):
         division = [(lengths[index], [index]) for index in order[first : first + width]]
-        division += [(0, []) for _ in range(parts - len(division))]
-        heap.append((division[-1][0] - division[0][0], number, division))
+        heap.append((_difference(division, parts), number, division))
     heapq.heapify(heap)
     fresh = len(heap)
     while len(heap) > 1:
-        left, right = heapq.heappop(heap)[2], heapq.heappop(heap)[2]
-        merged = [(a + c, b + d) for (a, b), (c, d) in zip(left, reversed(right), strict=True)]
-        merged.sort(key=lambda part: -part[0])
-        heapq.heappush(heap, (merged[-1][0] - merged[0][0], fresh, merged))
+        merged = _merged(heapq.heappop(heap)[2], heapq.heappop(heap)[2], parts)
+        heapq.heappush(heap, (_difference(merged, parts), fresh, merged))
         fresh += 1
-    return [sorted(indices) for _, indices in heap[0][2]] if heap else [[] for _ in range(parts)]
+    divided = [sorted(indices) for _, indices in heap[0][2]] if heap else []
+    return divided + [[] for _ in range(parts - len(divided))]
+
+
+def _difference(division: _Division, parts: int) -> int:
+    """Of the smallest part to the largest; negative, so that a heap has the largest first."""
+    smallest = division[-1][0] if len(division) == parts else 0
+    return smallest - division[0][0]
+
+
+def _merged(left: _Division, right: _Division, parts: int) -> _Division:
+    """The largest part of one with the smallest of the other, of which the first may be empty."""
+    rising = right[::-1]
+    shared = max(0, len(left) + len(right) - parts)
+    alone = len(left) - shared
+    both = zip(left[alone:], rising[:shared], strict=True)
+    merged = [*left[:alone], *((a + c, b + d) for (a, b), (c, d) in both), *rising[shared:]]
+    merged.sort(key=lambda part: -part[0])
+    return merged
 
 
 def plan_micro_batches(
@@ -184,15 +205,35 @@ def _packed_budget(groups: Parts, lengths: Sequence[int], budget: int) -> Parts:
 
 
 def _within(sizes: Sequence[int], budget: int) -> Parts:
-    """Few parts of about equal sums within the budget; a size that is larger is alone."""
-    count = max(1, -(-sum(sizes) // budget))
-    while True:
+    """Few parts of about equal sums within the budget; a size that is larger is alone.
+
+    A division into as many parts as the sum needs is tried first, then one into as many as surely
+    suffice. No count between is tried: where most sizes are above half the budget there are
+    hundreds, and a division takes as long as there are sizes times parts.
+    """
+    packed = _best_fit(sizes, budget)
+    # Where sizes are beyond the budget, the sum may need more parts than there are sizes.
+    least = min(max(1, -(-sum(sizes) // budget)), max(1, len(sizes)))
+    for count in dict.fromkeys((least, len(packed))):
         parts = balanced_parts(sizes, count, equal_count=False)
-        fits = all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts)
-        if fits or count >= len(sizes):
-            # Sizes beyond the budget can make more parts than there are sizes.
+        if all(len(part) <= 1 or sum(sizes[i] for i in part) <= budget for part in parts):
             return [part for part in parts if part] or [[]]
-        count += 1
+    return packed
+
+
+def _best_fit(sizes: Sequence[int], budget: int) -> Parts:
+    """Parts within the budget, at most 11/9 of the fewest and one more (best fit decreasing,
+    Johnson et al. 1974): each size, largest first, goes where it leaves the least room."""
+    parts: Parts = []
+    rooms: list[tuple[int, int]] = []  # what each part has left, and its number; ascending
+    for index in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
+        at = bisect.bisect_left(rooms, (sizes[index], 0))
+        room, number = rooms.pop(at) if at < len(rooms) else (budget, len(parts))
+        if number == len(parts):
+            parts.append([])
+        parts[number].append(index)
+        bisect.insort(rooms, (room - sizes[index], number))
+    return [sorted(part) for part in parts] or [[]]
 
 
 def _padded_budget(share: list[int], lengths: Sequence[int], budget: int) -> Parts:

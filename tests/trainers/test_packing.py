@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rlinf.trainers import packing
 from rlinf.trainers.config import SequenceConfig
 from rlinf.trainers.packing import balanced_parts, plan_micro_batches
+from tests.trainers.language_models import random_batch
 
 lengths_strategy = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 
@@ -76,6 +78,46 @@ def test_a_budget_is_filled():
     config = SequenceConfig(max_tokens_per_micro_batch=100)
     (plan,) = plan_micro_batches([10] * 40, list(range(40)), ranks=1, config=config)
     assert [len(part) for part in plan] == [10] * 4
+
+
+def test_a_budget_that_differencing_misses_is_kept_by_no_more_parts():
+    """Differencing into two parts gives sums of 14 and 16."""
+    config = SequenceConfig(max_tokens_per_micro_batch=15)
+    (plan,) = plan_micro_batches([6, 6, 7, 8, 3], list(range(5)), ranks=1, config=config)
+    assert sorted(map(sorted, plan)) == [[0, 1, 4], [2, 3]]
+
+
+def test_sequences_above_half_the_budget_are_planned_by_few_divisions(monkeypatch):
+    """The sum asks for 60 micro batches and 100 are needed: not every number between is tried."""
+    asked = []
+
+    def counted(lengths, parts, *, equal_count):
+        asked.append(parts)
+        return balanced_parts(lengths, parts, equal_count=equal_count)
+
+    monkeypatch.setattr(packing, "balanced_parts", counted)
+    config = SequenceConfig(max_tokens_per_micro_batch=100)
+    (plan,) = plan_micro_batches([60] * 100, [0] * 100, ranks=1, config=config)
+    assert sorted(plan) == [[index] for index in range(100)]
+    assert len(asked) <= 4
+
+
+def test_a_batch_is_planned_once(monkeypatch):
+    """It is scored by several modules before it is trained."""
+    plans = []
+
+    def counted(*arguments, **keys):
+        plans.append(plan_micro_batches(*arguments, **keys))
+        return plans[-1]
+
+    monkeypatch.setattr(packing, "plan_micro_batches", counted)
+    sequences = packing.Sequences(SequenceConfig(max_tokens_per_micro_batch=20))
+    batch = random_batch()
+    assert sequences.plan(batch, 2) == sequences.plan(batch, 2) == plans[0]
+    assert len(plans) == 1
+    half = batch.select(slice(0, len(batch) // 2))
+    assert sequences.plan(half, 2) != sequences.plan(batch, 2)
+    assert sequences.plan(batch, 1) != sequences.plan(batch, 2)
 
 
 @pytest.mark.parametrize("bound", [{"max_tokens_per_micro_batch": 80}, {"micro_batch_size": 8}])

@@ -5,6 +5,7 @@ A bucket is a range of bytes of a layout, filled on one side and taken apart on 
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -190,7 +191,9 @@ class Packer:
     """Reads the buckets of one update out of the sender's tensors."""
 
     def __init__(self, layout: ByteLayout, weights: Mapping[str, Tensor]) -> None:
-        self._layout, self._weights = layout, weights
+        self._weights = weights
+        self._owners = [entry for entry in layout.owners if entry.nbytes]
+        self._offsets = [entry.offset for entry in self._owners]  # rising
         self._latest: tuple[str, Tensor] | None = None
 
     def alone(self, bucket: Range) -> Tensor | None:
@@ -216,7 +219,9 @@ class Packer:
     def _entries_in(self, bucket: Range) -> list[Entry]:
         """Entries that lie in a bucket, wholly or in part."""
         begin, end = bucket
-        return [e for e in self._layout.owners if e.nbytes and e.offset < end and e.end > begin]
+        first = max(bisect.bisect_right(self._offsets, begin) - 1, 0)
+        last = bisect.bisect_left(self._offsets, end)
+        return [entry for entry in self._owners[first:last] if entry.end > begin]
 
     def _bytes(self, entry: Entry) -> Tensor:
         if self._latest is None or self._latest[0] != entry.name:
@@ -267,11 +272,11 @@ def unpack(
         if not entry.nbytes:
             at[entry.offset] = torch.empty(entry.shape, dtype=entry.dtype)
             continue
-        first = int(np.searchsorted(starts, entry.offset, side="right")) - 1
+        first = bisect.bisect_right(starts, entry.offset) - 1
         if entry.end <= ranges[first][1]:
             at[entry.offset] = entry.view(parts[first], ranges[first][0])
             continue
-        last = int(np.searchsorted(starts, entry.end, side="left"))
+        last = bisect.bisect_left(starts, entry.end)
         joined = _joined(parts[first:last], pool)
         at[entry.offset] = joined.view(entry.dtype).view(entry.shape)
     return {entry.name: at[entry.offset] for entry in layout.entries}

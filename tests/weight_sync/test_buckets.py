@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlinf.processes.byte_layout import lay_out
+from rlinf.processes.byte_layout import Entry, lay_out
 from rlinf.weight_sync.bucket import HostPool, Packer, plan_buckets, unpack
 from rlinf.weight_sync.errors import WeightSyncError
 from rlinf.weight_sync.link import Parties, Place, Request, agreed_dtypes
@@ -51,6 +51,21 @@ def test_what_is_packed_comes_out(shapes, bucket_size, alone, cast):
         expected = tensor.half() if cast else tensor
         assert found[name].dtype == expected.dtype
         assert torch.equal(found[name], expected)
+
+
+def test_a_bucket_looks_at_its_own_tensors_only(monkeypatch):
+    """A model of many experts has tens of thousands of tensors in hundreds of buckets."""
+    weights = {str(number): torch.full((64,), number) for number in range(500)}
+    layout = lay_out(weights, {})
+    ranges = plan_buckets(layout, 10 * layout.entries[1].offset)
+    assert len(ranges) == 50
+    packer, asked = Packer(layout, weights), []
+    end_of = Entry.end.fget
+    monkeypatch.setattr(Entry, "end", property(lambda entry: asked.append(1) or end_of(entry)))
+    for bucket in ranges:
+        assert packer.alone(bucket) is None
+        packer.fill(bucket, torch.empty(bucket[1] - bucket[0], dtype=torch.uint8))
+    assert len(asked) <= 10 * len(weights)
 
 
 def test_what_shares_memory_lies_in_one_place():

@@ -3,6 +3,7 @@
 import asyncio
 import pickle
 import time
+from collections import deque
 from functools import partial
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
 from rlinf.scheduler.process import require_process
+from rlinf.scheduler.services.channels import Ticket, _Getter
 from rlinf.scheduler.transport.blocks import HEADER_BYTES
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 from tests.scheduler.workers import Concurrent, Queuer
@@ -177,6 +179,24 @@ def test_a_batch_waits_for_its_weight(channel):
     assert not work.done()
     fill(queue, 1)
     assert work.wait() == ["w1", "w1", "w1"]
+
+
+def test_a_batch_that_waits_weighs_each_item_as_it_comes():
+    """Not all that it has taken, for each that comes."""
+    read = []
+
+    class Item:
+        @property
+        def weight(self):
+            read.append(1)
+            return 1
+
+    getter, items = _Getter(Ticket("worker", 0, 0), target=200), deque()
+    for number in range(200):
+        items.append(Item())
+        assert getter.fill(items) is (number == 199)
+    assert len(getter.taken) == 200
+    assert len(read) <= 400
 
 
 def test_weightless_batches_end(channel):

@@ -38,6 +38,7 @@ class _Getter:
     target: int | None
     future: Future[Reply] = field(default_factory=Future)
     taken: list[_Entry] = field(default_factory=list)
+    weight: int = 0  # of what is taken
 
     def fill(self, items: deque[_Entry]) -> bool:
         """Take what it may; whether it has what it waits for.
@@ -50,15 +51,15 @@ class _Getter:
             if items:
                 self.taken.append(items.popleft())
             return bool(self.taken)
-        total = sum(entry.weight for entry in self.taken)
         while items:
-            if total + items[0].weight > self.target:
+            weight = self.weight + items[0].weight
+            if weight > self.target:
                 return True
-            total += items[0].weight
+            self.weight = weight
             self.taken.append(items.popleft())
-            if 0 < self.target <= total:
+            if 0 < self.target <= weight:
                 return True
-        return bool(self.taken) and total == 0
+        return bool(self.taken) and self.weight == 0
 
 
 @dataclass

@@ -155,6 +155,27 @@ def test_what_cannot_be_pickled_is_told_in_a_line(codec):
             codec.encode(value)
 
 
+@pytest.mark.parametrize("beside", [None, lambda: None], ids=["by reference", "by value"])
+def test_what_is_nested_too_deeply_is_told_and_gives_its_blocks_back(codec, pool, beside):
+    deep = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    for _ in range(2):
+        with pytest.raises(SchedulerTypeError, match="nested too deeply to be sent"):
+            codec.encode([torch.ones(LARGE), beside, deep])
+    assert [block.busy for block in pool._blocks] == [False]
+
+
+def test_whatever_an_object_raises_its_blocks_are_given_back(codec, pool):
+    class Broken:
+        def __reduce__(self):
+            raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        codec.encode([torch.ones(LARGE), Broken()])
+    assert [block.busy for block in pool._blocks] == [False]
+
+
 def test_local_classes_and_functions_travel_by_value(codec):
     class Inner:
         value = 3

@@ -84,26 +84,24 @@ class Codec:
             pair: How accelerator tensors go, where the receiver is known.
 
         Raises:
-            SchedulerTypeError: It holds what cannot be pickled, such as a lock or a generator.
+            SchedulerTypeError: It holds what cannot be pickled, such as a lock or a generator, or
+                is nested too deeply.
         """
         pool = None if inline or receivers > MOST_RECEIVERS else self._pool
         state = _Encoding(pool, receivers, pair)
         try:
-            head = _dump(_FastPickler, value, state)
-        except _BY_VALUE:
-            state.release()
-            state = _Encoding(pool, receivers, pair)
             try:
+                head = _dump(_FastPickler, value, state)
+            except _BY_VALUE:
+                state.release()
+                state = _Encoding(pool, receivers, pair)
                 head = _dump(_by_value_pickler(), value, state)
-            except (pickle.PicklingError, AttributeError, TypeError) as error:
-                state.release()
-                raise SchedulerTypeError(
-                    f"what another process is given has to be picklable, and a part of it is not: "
-                    f"{error}. Leave that part out, or make it where it is used."
-                ) from error
-            except BaseException:
-                state.release()
-                raise
+        except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
+            state.release()
+            raise _not_picklable(error) from error
+        except BaseException:
+            state.release()
+            raise
         frames: list[Frame] = [head, *(buffer.raw() for buffer in state.buffers)]
         nbytes = sum(len(frame) for frame in frames) + sum(b.capacity for b in state.blocks)
         return Payload(frames, uses_blocks=bool(state.blocks), nbytes=nbytes)
@@ -129,6 +127,20 @@ class Codec:
     def without_blocks(self, payload: Payload) -> Payload:
         """The same payload for a receiver on another node."""
         return self.encode(self.decode(payload), inline=True) if payload.uses_blocks else payload
+
+
+def _not_picklable(error: Exception) -> SchedulerTypeError:
+    # cloudpickle makes another error of a recursion that is too deep.
+    if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
+        return SchedulerTypeError(
+            "what another process is given is nested too deeply to be sent: lists and mappings may "
+            f"lie at most about {sys.getrecursionlimit() // 2} deep in each other, and other "
+            "objects less. Give a list of its parts, which refer to each other by number."
+        )
+    return SchedulerTypeError(
+        f"what another process is given has to be picklable, and a part of it is not: {error}. "
+        "Leave that part out, or make it where it is used."
+    )
 
 
 def _writable(buffer: Frame) -> bytearray:

@@ -19,8 +19,8 @@ from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDiedError
 from rlinf.scheduler.process import Process, current_process, set_process
 from rlinf.scheduler.runtime.execution import run_method
-from rlinf.scheduler.transport import sockets
-from rlinf.scheduler.transport.blocks import BlockPool, remove_free_blocks
+from rlinf.scheduler.transport import blocks, sockets
+from rlinf.scheduler.transport.blocks import Block, BlockPool, remove_free_blocks
 from rlinf.scheduler.transport.cluster_files import (
     ClusterFiles,
     remove_stale_files,
@@ -55,7 +55,7 @@ def test_large_tensors_use_a_block_and_small_ones_do_not(codec, pool):
     assert not codec.encode(torch.ones(10)).uses_blocks
     payload = codec.encode({"a": torch.ones(LARGE), "b": np.zeros(LARGE)})
     assert payload.uses_blocks
-    assert len(pool._blocks) == 2
+    assert len(pool.blocks) == 2
     assert sum(map(len, payload.frames)) < 2000
 
 
@@ -78,12 +78,44 @@ def test_blocks_are_reused_once_the_receiver_is_done(codec, pool):
         assert float(view.sum()) == 10 * value
         del view
         gc.collect()
-    assert len(pool._blocks) == 1
+    assert len(pool.blocks) == 1
     kept = codec.decode(codec.encode(torch.zeros(LARGE)))
     other = codec.decode(codec.encode(torch.ones(LARGE)))
-    assert len(pool._blocks) == 2
+    assert len(pool.blocks) == 2
     assert float(kept.sum()) == 0.0
     assert float(other.sum()) == LARGE
+
+
+def test_an_allocation_looks_at_few_of_the_blocks_that_are_outstanding(pool, monkeypatch):
+    """What a channel holds may be thousands of large items."""
+    looks, busy = [], Block.busy.fget
+    monkeypatch.setattr(Block, "busy", property(lambda block: looks.append(1) or busy(block)))
+    outstanding = [pool.allocate(LARGE_BYTES) for _ in range(200)]
+    assert len({block.name for block in outstanding}) == 200
+    assert len(looks) <= 20 * 200
+    outstanding[100].claim(0)
+    assert outstanding[100] in [pool.allocate(LARGE_BYTES) for _ in range(20)]
+
+
+def test_where_shared_memory_is_full_every_block_is_looked_at(pool, monkeypatch):
+    outstanding = [pool.allocate(LARGE_BYTES) for _ in range(100)]
+    monkeypatch.setattr(os, "posix_fallocate", _refuse)
+    free = outstanding[50]
+    free.claim(0)
+    assert pool.allocate(LARGE_BYTES) is free
+    with pytest.warns(RuntimeWarning, match="no shared memory left"):
+        assert pool.allocate(LARGE_BYTES) is None
+
+
+def test_free_memory_is_given_back_beyond_a_bound(pool, monkeypatch):
+    """Those that are free for longest first; a free block is used where it fits."""
+    monkeypatch.setattr(blocks, "_MOST_FREE_BYTES", 3 * LARGE_BYTES)
+    small = [pool.allocate(LARGE_BYTES) for _ in range(5)]
+    for block in small:
+        block.claim(0)
+    large = pool.allocate(20 * LARGE_BYTES)
+    assert set(pool.blocks) == {*small[2:], large}
+    assert pool.allocate(LARGE_BYTES // 2) is small[2]
 
 
 def test_array_views_keep_their_block(codec, pool):
@@ -102,14 +134,14 @@ def test_every_receiver_frees_its_share(codec, pool):
         got += receiver
         assert float(got[0]) == 1.0 + receiver
     codec.encode(torch.zeros(LARGE))
-    assert len(pool._blocks) == 1
+    assert len(pool.blocks) == 1
 
 
 def test_peeking_leaves_the_block_claimed(codec, pool):
     payload = codec.encode(torch.ones(LARGE))
     assert float(codec.decode(payload, peek=True).sum()) == LARGE
     codec.encode(torch.zeros(LARGE))
-    assert len(pool._blocks) == 2
+    assert len(pool.blocks) == 2
     assert float(codec.decode(payload).sum()) == LARGE
 
 
@@ -127,15 +159,16 @@ def test_same_content_inline(codec, pool):
     assert torch.equal(codec.decode(again)[0], value[0])
 
 
-def test_full_shared_memory_falls_back(codec, pool, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOSPC, "No space left on device")
+def _refuse(*_):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", refuse)
+
+def test_full_shared_memory_falls_back(codec, pool, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", _refuse)
     with pytest.warns(RuntimeWarning, match="no shared memory left"):
         payload = codec.encode(torch.ones(LARGE))
     assert float(codec.decode(payload).sum()) == LARGE
-    assert len(pool._blocks) == 0
+    assert len(pool.blocks) == 0
 
 
 def test_failed_encode_gives_its_blocks_back(codec, pool):
@@ -143,7 +176,7 @@ def test_failed_encode_gives_its_blocks_back(codec, pool):
         codec.encode([torch.ones(LARGE), (i for i in range(3))])
     codec.encode(torch.ones(LARGE))
     codec.encode(torch.ones(LARGE))
-    assert len(pool._blocks) == 2
+    assert len(pool.blocks) == 2
 
 
 def test_what_cannot_be_pickled_is_told_in_a_line(codec):
@@ -163,7 +196,7 @@ def test_what_is_nested_too_deeply_is_told_and_gives_its_blocks_back(codec, pool
     for _ in range(2):
         with pytest.raises(SchedulerTypeError, match="nested too deeply to be sent"):
             codec.encode([torch.ones(LARGE), beside, deep])
-    assert [block.busy for block in pool._blocks] == [False]
+    assert [block.busy for block in pool.blocks] == [False]
 
 
 def test_whatever_an_object_raises_its_blocks_are_given_back(codec, pool):
@@ -173,7 +206,7 @@ def test_whatever_an_object_raises_its_blocks_are_given_back(codec, pool):
 
     with pytest.raises(ValueError, match="no"):
         codec.encode([torch.ones(LARGE), Broken()])
-    assert [block.busy for block in pool._blocks] == [False]
+    assert [block.busy for block in pool.blocks] == [False]
 
 
 def test_local_classes_and_functions_travel_by_value(codec):

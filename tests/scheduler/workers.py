@@ -275,7 +275,7 @@ class Member(Impatient):
         """How many blocks of this process a receiver has not given back."""
         codec = require_process().codec
         assert codec is not None
-        return sum(block.busy for block in codec._pool._blocks)
+        return sum(block.busy for block in codec._pool.blocks)
 
 
 class Talker(Member):

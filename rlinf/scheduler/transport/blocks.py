@@ -6,14 +6,14 @@ are clear the sender reuses the block: fresh pages cost more than the copy itsel
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import threading
 import warnings
 import weakref
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from contextlib import suppress
-from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ HEADER_BYTES = mmap.PAGESIZE
 MOST_RECEIVERS = HEADER_BYTES
 _MOST_FREE_BYTES = 1 << 30
 _MOST_ATTACHED = 256
+_LOOKS = 16  # at claimed blocks for each allocation: thousands may be outstanding in a channel
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 ByteArray = npt.NDArray[np.uint8]
@@ -74,28 +75,64 @@ class BlockPool:
 
     def __init__(self, files: ClusterFiles) -> None:
         self._prefix = f"{files.block_prefix}{os.getpid()}-"
-        self._blocks: list[Block] = []
+        self._claimed: deque[Block] = deque()  # to be looked at in turn
+        self._free: dict[int, deque[tuple[int, Block]]] = {}  # by capacity, with their turn
+        self._free_bytes = 0
+        self._turns = itertools.count()
         self._count = 0
         self._lock = threading.Lock()
         self._warned = False
 
+    @property
+    def blocks(self) -> list[Block]:
+        """All that this process holds memory for."""
+        with self._lock:
+            return [*self._claimed, *(block for free in self._free.values() for _, block in free)]
+
     def allocate(self, nbytes: int, receivers: int = 1) -> Block | None:
         """A block of at least ``nbytes``, claimed; None where shared memory is full."""
         with self._lock:
-            fitting = [block for block in self._blocks if nbytes <= block.capacity <= 4 * nbytes]
-            fitting.sort(key=attrgetter("capacity"))
-            block = next((block for block in fitting if not block.busy), None)
-            block = block or self._create(nbytes)
+            self._look(_LOOKS)
+            block = self._take(nbytes) or self._create(nbytes)
             if block is not None:
                 block.claim(receivers)
+                self._claimed.append(block)
             return block
 
+    def _look(self, most: int) -> None:
+        """See which of the claimed blocks receivers have given back, not all at once."""
+        for _ in range(min(most, len(self._claimed))):
+            block = self._claimed.popleft()
+            if block.busy:
+                self._claimed.append(block)
+            else:
+                self._free.setdefault(block.capacity, deque()).append((next(self._turns), block))
+                self._free_bytes += block.capacity
+
+    def _take(self, nbytes: int) -> Block | None:
+        """The smallest free block that fits and is not much too large."""
+        fitting = [capacity for capacity in self._free if nbytes <= capacity <= 4 * nbytes]
+        return self._remove(min(fitting)) if fitting else None
+
+    def _remove(self, capacity: int) -> Block:
+        """The one of that capacity that is free for longest."""
+        free = self._free[capacity]
+        _, block = free.popleft()
+        if not free:
+            del self._free[capacity]
+        self._free_bytes -= capacity
+        return block
+
     def _create(self, nbytes: int) -> Block | None:
+        """A new block; where shared memory is full a free one, if all are looked at."""
         self._trim()
         self._count += 1
         try:
-            block = Block(f"{self._prefix}{self._count}", _round_up(nbytes))
+            return Block(f"{self._prefix}{self._count}", _round_up(nbytes))
         except OSError as error:
+            self._look(len(self._claimed))
+            if block := self._take(nbytes):
+                return block
             if not self._warned:
                 self._warned = True
                 warnings.warn(
@@ -106,19 +143,12 @@ class BlockPool:
                     stacklevel=2,
                 )
             return None
-        self._blocks.append(block)
-        return block
 
     def _trim(self) -> None:
-        """Give back free blocks, oldest first, beyond a bound."""
-        free = [block for block in self._blocks if not block.busy]
-        excess = sum(block.capacity for block in free) - _MOST_FREE_BYTES
-        for block in free:
-            if excess <= 0:
-                return
-            excess -= block.capacity
-            block.unlink()
-            self._blocks.remove(block)
+        """Give back free blocks, those that are free for longest first, beyond a bound."""
+        while self._free_bytes > _MOST_FREE_BYTES:
+            longest = min(self._free, key=lambda capacity: self._free[capacity][0][0])
+            self._remove(longest).unlink()
 
 
 class AttachedBlocks:

@@ -166,7 +166,8 @@ class _Layers:
         for key, value in _flatten(data):
             old = OmegaConf.select(self.config, key)
             if not isinstance(value, Mapping):
-                self._forget_below(key)
+                if OmegaConf.is_config(old):
+                    self._forget_below(key)
             elif key in self.sources and OmegaConf.is_dict(old):
                 continue  # a section belongs to the layer that opened it
             self.sources[key] = Source(where, lines.get(key))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,25 @@ def test_recipe_is_found_by_name_and_by_file(folder: Path) -> None:
     assert load_recipe("recipes/robots/arm.yaml").data == by_name.data
     write(folder / "mine.yaml", "base: robots/arm\nseed: 2\n")
     assert load_recipe("mine.yaml").data == {**by_name.data, "seed": 2}
+
+
+def test_a_long_recipe_looks_for_what_it_replaces_only_where_that_was_a_section() -> None:
+    """Not through all that was said before, for every key."""
+
+    class Sources(dict[str, Any]):
+        reads = 0
+
+        def __iter__(self) -> Iterator[str]:
+            self.reads += 1
+            return super().__iter__()
+
+    layers, sources = load._Layers(), Sources()
+    layers.sources = sources
+    layers.add({"a": {f"b{n}": n for n in range(200)}, "c": {"d": 1}}, "low", {})
+    layers.add({"a": {f"b{n}": -n for n in range(200)}, "c": 3}, "top", {})
+    assert "c.d" not in sources
+    assert str(sources["a.b7"]) == "top"
+    assert sources.reads <= 4
 
 
 def test_base_is_relative_to_the_file_that_names_it(folder: Path) -> None:

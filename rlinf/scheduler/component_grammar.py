@@ -198,15 +198,16 @@ class _SpecParser:
             legal = format_ranks([r for r in ranks if r <= last] or [last])
             reason = f"there are {self.num_resources} resources: {available}"
             raise self._error("is out of range", reason, legal if self.num_resources else None)
-        used = sorted(set(ranks).intersection(self.resources))
         after = self.resources[-1] + 1 if self.resources else 0
+        if ranks[0] >= after:
+            return
+        used = sorted(set(ranks).intersection(self.resources))
         legal = format_ranks(range(after, max(after, ranks[-1]) + 1))
         if used:
             reason = f"Resource ranks must be unique, {format_ranks(used)} is used before"
             raise self._error("names a resource twice", reason, legal)
-        if ranks[0] < after:
-            reason = "Resource ranks must be in ascending order across segments"
-            raise self._error(f"comes after resource {after - 1}", reason, legal)
+        reason = "Resource ranks must be in ascending order across segments"
+        raise self._error(f"comes after resource {after - 1}", reason, legal)
 
     def _count_processes(self, text: str) -> int:
         if text.strip().lower() == ALL:

@@ -66,7 +66,7 @@ def parse_ranks(value: object, kind: str, available: Sequence[int] | None = None
             f"Invalid rank format {value!r} for {kind} ranks: expected a number, a list of "
             f"numbers, or text such as '0-3,5' or '{ALL}'."
         )
-    outside = [] if available is None else [rank for rank in ranks if rank not in set(available)]
+    outside = [] if available is None else sorted(set(ranks).difference(available))
     if outside:
         raise PlacementError(
             f"{kind} ranks {outside} of {value!r} are out of range: available are "

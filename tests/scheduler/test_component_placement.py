@@ -4,10 +4,12 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
 from rlinf.errors import UserError
+from rlinf.scheduler import component_grammar
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.component_grammar import parse_component_placement, parse_spec
 from rlinf.scheduler.component_placement import ComponentPlacement
 from rlinf.scheduler.placement import FlexiblePlacementStrategy, NodePlacementStrategy
+from rlinf.scheduler.rank_text import parse_ranks
 from rlinf.utils.placement import (
     HybridComponentPlacement,
     ModelParallelComponentPlacement,
@@ -87,6 +89,33 @@ def test_a_malformed_placement_tells_position_reason_and_nearest(spec, count, me
     assert isinstance(caught.value, UserError)
     assert isinstance(caught.value, ValueError)
     assert f"component_placement['actor'] = '{spec}'" in str(caught.value)
+
+
+def test_ranks_of_thousands_of_processes_are_read_one_by_one(monkeypatch):
+    """What was named before is gathered for a message only."""
+    asked = []
+
+    def counted(ranks):
+        asked.append(ranks)
+        return set(ranks)
+
+    monkeypatch.setattr(component_grammar, "set", counted, raising=False)
+    spec = ",".join(map(str, range(1000)))
+    assert parse_spec(spec, 1000) == [(rank,) for rank in range(1000)]
+    assert not asked
+    available = Available(range(1000))
+    assert parse_ranks("0-999", "node", available) == list(range(1000))
+    assert available.reads == 1
+
+
+class Available(list):
+    """Ranks that count how often they are gone through."""
+
+    reads = 0
+
+    def __iter__(self):
+        self.reads += 1
+        return super().__iter__()
 
 
 @pytest.mark.parametrize(

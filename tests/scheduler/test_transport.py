@@ -4,10 +4,12 @@ import errno
 import gc
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -27,7 +29,7 @@ from rlinf.scheduler.transport.cluster_files import (
     shared_memory_directory,
 )
 from rlinf.scheduler.transport.endpoint import Reply
-from rlinf.scheduler.transport.links import SECRET_BYTES, OutgoingLink
+from rlinf.scheduler.transport.links import SECRET_BYTES, IncomingLink, OutgoingLink
 from rlinf.scheduler.transport.payload import LARGE_BYTES, Codec, dumps
 from rlinf.scheduler.transport.sockets import SocketEndpoint
 
@@ -372,6 +374,38 @@ def test_what_is_told_to_a_process_that_is_gone_fails_as_the_registry_tells(conn
     with pytest.raises(WorkerDiedError, match=r"worker 'rollout:0' died"):
         keep_telling()
     late.join()
+
+
+def test_a_long_backlog_is_written_out_without_being_copied(tmp_path):
+    class Counted(deque):
+        def __iter__(self):
+            for item in super().__iter__():
+                seen.append(1)
+                yield item
+
+    seen, sent = [], b"".join(bytes([number % 256]) * 1000 for number in range(5000))
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        listener.listen()
+        secret = bytes(SECRET_BYTES)
+        link = OutgoingLink(str(tmp_path / "socket"), "", secret, lambda link: None)
+        peer, _ = listener.accept()
+    for number in range(5000):
+        link.send([sent[1000 * number : 1000 * (number + 1)]])
+    link._backlog = Counted(link._backlog)
+    waiting = len(link._backlog)
+    assert waiting > 1000
+    for _ in range(10):
+        link.flush()  # nobody reads
+    assert len(seen) <= 10 * 64
+    incoming, received = IncomingLink(peer, secret), b""
+    while not link.flush() or len(received) < len(sent):
+        messages, still_open = incoming.read()
+        assert still_open
+        received += b"".join(frame for frames in messages for frame in frames)
+    assert received == sent
+    incoming.close()
+    link.close()
 
 
 def test_waiting_threads_read_for_themselves(connect):

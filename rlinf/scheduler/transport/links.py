@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
+from itertools import islice
 from typing import Any
 
 from rlinf.scheduler.transport.endpoint import wait_for
@@ -70,17 +71,18 @@ class OutgoingLink:
         head = struct.pack(f"{_HEAD.format}{len(sizes)}Q", total, len(sizes), *sizes)
         with self._lock:
             waiting = bool(self._backlog)
-            parts = [memoryview(part) for part in (head, *frames)]
-            rest = parts if waiting else self._write(parts)
+            parts = deque(memoryview(part) for part in (head, *frames))
+            if not waiting:
+                self._write(parts)
             # The caller may change its buffers after this returns.
-            self._backlog.extend(memoryview(bytes(part)) for part in rest)
-            if rest and not waiting:
+            self._backlog.extend(memoryview(bytes(part)) for part in parts)
+            if parts and not waiting:
                 self._on_backlog(self)
 
     def flush(self) -> bool:
         """Write out more of the backlog; whether that was all of it."""
         with self._lock:
-            self._backlog = deque(self._write(list(self._backlog)))
+            self._write(self._backlog)
             return not self._backlog
 
     def close(self) -> None:
@@ -88,19 +90,18 @@ class OutgoingLink:
         with self._lock:
             self._socket.close()
 
-    def _write(self, parts: list[memoryview]) -> list[memoryview]:
-        """Write without blocking; returns what is left."""
+    def _write(self, parts: deque[memoryview]) -> None:
+        """Write without blocking; what is left stays in ``parts``."""
         while parts:
             try:
-                written = self._socket.sendmsg(parts[:_MOST_BUFFERS])
+                written = self._socket.sendmsg([*islice(parts, _MOST_BUFFERS)])
             except BlockingIOError:
-                return parts
+                return
             while parts and written >= parts[0].nbytes:
                 written -= parts[0].nbytes
-                del parts[0]
+                parts.popleft()
             if written:
                 parts[0] = parts[0][written:]
-        return parts
 
 
 class IncomingLink:

@@ -6,6 +6,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NoReturn
 
+import numpy as np
 import torch
 from pydantic import SecretStr
 from torch import Tensor
@@ -15,7 +16,8 @@ from rlinf.errors import ConfigError
 from rlinf.models.config import ModelConfig
 from rlinf.models.policy import ActionEvaluation, ActionSample, Policy
 from rlinf.serving.client import ActionClient, ServerError
-from rlinf.serving.requests import BATCH
+from rlinf.serving.requests import BATCH, MOST_ROWS
+from rlinf.serving.wire import LARGEST_MESSAGE, pack
 
 _TOLD = {"policy", "version", "chunk", "action_dim", "action_kind", "action_low", "action_high",
          "observations", "tasks"}  # fmt: skip
@@ -46,6 +48,18 @@ class RemoteConfig(ModelConfig):
                 "cannot be evaluated; nearest: a run behind `rlinf serve policy`"
             )
         return client
+
+
+def most_rows(observations: Mapping[str, Any]) -> int:
+    """How many rows a forward pass may have to travel as one request, at least one.
+
+    Args:
+        observations: ``shape`` and ``dtype`` by name, as the metadata of a server has them.
+    """
+    row = {name: np.zeros(each["shape"], each["dtype"]) for name, each in observations.items()}
+    # An array is never shorter than a scalar of its kind, whose length depends on its value.
+    around = len(pack({BATCH: [None] * MOST_ROWS})) - MOST_ROWS
+    return max(1, min(MOST_ROWS, (LARGEST_MESSAGE - 1 - around) // len(pack(row))))
 
 
 class RemotePolicy(Policy):

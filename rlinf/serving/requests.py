@@ -17,7 +17,8 @@ from rlinf.errors import ConfigError, UserError
 PROMPT, BATCH = "prompt", "batch"
 _TOLD = 200
 PREFIX, PREFIX_WEIGHTS = "prefix", "prefix_weights"
-_MOST_ROWS = 1024
+MOST_ROWS = 1024
+"""Observations of one request."""
 _SHOWN = 8
 _DEEPEST = 8
 
@@ -124,9 +125,9 @@ class RequestReader:
         rows = message[BATCH]
         if len(message) > 1 or not isinstance(rows, Sequence) or isinstance(rows, (str, bytes)):
             raise RefusedRequestError(f"`{BATCH}` is a list of observations, and stands alone")
-        if not 1 <= len(rows) <= _MOST_ROWS:
+        if not 1 <= len(rows) <= MOST_ROWS:
             raise RefusedRequestError(
-                f"`{BATCH}` has {len(rows)} observations; legal: 1 to {_MOST_ROWS}"
+                f"`{BATCH}` has {len(rows)} observations; legal: 1 to {MOST_ROWS}"
             )
         found = [self._numbered(number, row) for number, row in enumerate(rows)]
         whole = {key: np.stack([row[key] for row in found]) for key in found[0]}

@@ -11,6 +11,7 @@ import urllib.request
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,12 +25,15 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.config import CategoricalMLPConfig, CNNConfig
 from rlinf.models.policy import ActionSample, Policy, draw_noise
+from rlinf.serving import remote
 from rlinf.serving.client import ActionClient, ServerError
 from rlinf.serving.latency import Histogram
-from rlinf.serving.remote import RemoteConfig
+from rlinf.serving.remote import RemoteConfig, most_rows
 from rlinf.serving.server import ServerSettings
 from rlinf.serving.wire import pack, unpack
+from rlinf.workers.config.served_policy import Server
 
+from ..runners.off_policy_support import small_config
 from .support import (
     SPEC,
     TASKS,
@@ -91,6 +95,37 @@ def test_what_only_the_critic_saw_is_not_asked_for() -> None:
         ).build(SPEC)
         with pytest.raises(ServerError, match="from the weights of step 6 to those of step 7 in"):
             other.sample(seen, None)
+
+
+def test_an_evaluation_whose_passes_are_no_request_is_refused_before_it_is_played(
+    running: Running, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = Server(f"ws://{running.address}", TOKEN)
+
+    def refused(*overrides: str) -> str:
+        with pytest.raises(ConfigError) as refusal:
+            server.in_place(small_config(tmp_path, *overrides))
+        return str(refusal.value)
+
+    whole = "rollout.block_size=null"
+    assert refused("evaluation.num_envs=1100", whole) == (
+        "evaluation.num_envs: a forward pass of 1100 rows is a request, and a server takes 1024 "
+        "of these at once; nearest: 1024"
+    )
+    stages = "rollout.pipeline_stage_num=2"
+    assert "nearest: 2048" in refused("evaluation.num_envs=2050", stages, whole)
+    assert refused("rollout.block_size=1100").startswith("rollout.block_size: a forward pass")
+    for fitting in ((whole, "evaluation.num_envs=1024"), ("evaluation.num_envs=2000",)):
+        server.in_place(small_config(tmp_path, *fitting))
+
+    monkeypatch.setattr(remote, "LARGEST_MESSAGE", 5000)
+    with running.connect() as client:
+        most = most_rows(client.metadata["observations"])
+    row = {name: array[0].numpy() for name, array in read(0).items()}
+    sizes = [len(pack({"batch": [row] * rows})) for rows in (most, most + 1)]
+    assert sizes[0] < 5000 < sizes[1]
+    told = refused(f"evaluation.num_envs={most + 1}", whole)
+    assert told.endswith(f"takes {most} of these at once; nearest: {most}")
 
 
 def test_actions_are_told_as_the_environment_calls_them() -> None:

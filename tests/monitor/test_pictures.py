@@ -1,5 +1,7 @@
 """Learning curves and videos are real pictures of real numbers."""
 
+import tracemalloc
+
 import imageio_ffmpeg
 import matplotlib.image
 import numpy as np
@@ -9,7 +11,7 @@ from rlinf.errors import UserError
 from rlinf.monitor.curve import Curve, overlay_curves, write_learning_curve
 from rlinf.monitor.loggers.base import LoggerConfig
 from rlinf.monitor.metrics_log import MetricsLog
-from rlinf.monitor.video import tile, write_video
+from rlinf.monitor.video import framed, tile, write_video
 from tests.conftest import drawing
 
 
@@ -123,6 +125,21 @@ def test_tiles_of_several_environments():
     last = pictures[3]
     corners = [last[0, 0, 0], last[0, 96, 0], last[64, 0, 0], last[64, 96, 0]]
     assert corners == [15, 105, 210, 0]
+
+
+def test_a_video_is_tiled_and_encoded_frame_by_frame(tmp_path):
+    videos = [frames(40, 63, 95), frames(30, 33, 95, level=100), frames(20, 63, 95)]
+    copy = sum(frame.nbytes for video in videos for frame in video)
+    tracemalloc.start()
+    try:
+        path = write_video(tmp_path / "v.mp4", tile(framed(videos)))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < copy / 2
+    _, pictures = read_video(path)
+    assert (len(pictures), pictures[0].shape) == (40, (126, 190, 3))
+    assert pictures[0][48:62, 100:].max() < 16  # the margin of what was smaller
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
@@ -22,15 +23,16 @@ from rlinf.data.prompts.config import (
     RecordFilesConfig,
     TextSourceConfig,
     raw_items,
+    records_of,
 )
 from rlinf.data.prompts.dataset import (
-    BATCH,
     PromptTokenizer,
+    RecordBatches,
     conversation,
     require_template,
     unknown_token,
 )
-from rlinf.data.prompts.pictures import PicturedPrompt, pictured
+from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.prompts.prompt_files import (
     Message,
     Notes,
@@ -130,11 +132,13 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
             reader: Of its pictures, where prompts have some.
         """
         if self.task is not None:
+            both = self.task.items("train"), self.task.items("held_out")
+            raw = [raw_items(items, targets=True) for items in both]
             train, held_out = (
                 self._encode(
-                    raw_items(items, targets=True), tokenizer, Notes(), "task", reader=reader
+                    each, tokenizer, Notes(Counter(records=len(each))), "task", reader=reader
                 )
-                for items in (self.task.items("train"), self.task.items("held_out"))
+                for each in raw
             )
             return TextExampleSets(train, held_out)
         assert self.files is not None, "a section names files or a task"
@@ -166,8 +170,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
         reader: PictureReader | None,
     ) -> TextExamples:
         notes = Notes()
-        with in_section("files"):
-            raw = files.read(name, notes)
+        raw = records_of(files, name, notes)
         _, limit = files.part(name)
         reader = reader and reader.limited(files.max_image_tokens)
         encoded = self._encode(raw, tokenizer, notes, f"files.{name}", limit, reader=reader)
@@ -179,7 +182,7 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
 
     def _encode(
         self,
-        raw: Sequence[RawPrompt],
+        raw: Iterable[RawPrompt],
         tokenizer: PromptTokenizer,
         notes: Notes,
         source: str,
@@ -196,15 +199,17 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                 "template",
                 key="apply_chat_template",
             )
-        notes.counts["records"] = notes.counts["records"] or len(raw)
+        batches, stopped, records = RecordBatches(raw), False, 0
         examples: list[TextExample] = []
-        for start in range(0, len(raw), BATCH):
-            examples += self._tokenised(raw[start : start + BATCH], start, tokenizer, reader, notes)
-            if limit is None:
-                continue
-            records = list(dict.fromkeys(each.record for each in examples))
-            if len(records) >= limit:
-                examples = [each for each in examples if each.record <= records[limit - 1]]
+        for batch in batches:
+            start = batches.taken - len(batch)
+            for each in list(self._tokenised(batch, start, tokenizer, reader, notes)):
+                records += not examples or each.record != examples[-1].record
+                if limit is not None and records > limit:
+                    break
+                examples.append(each)
+            if limit is not None and records >= limit:
+                stopped = batches.go_on()
                 break
         long = notes.counts["long"]
         if self.long_examples == "refuse" and long:
@@ -222,8 +227,9 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
                 "not write it: a model that learns these goes on until it is cut off. Let the "
                 "template end what the assistant says with it.", source, end,
             )  # fmt: skip
-        with_pictures = pictured(raw, (each.pictures for each in examples))
-        return TextExamples(tuple(examples), str(notes.report(len(examples), with_pictures)))
+        with_pictures = batches.pictured(each.pictures for each in examples)
+        report = notes.report(len(examples), with_pictures, stopped=stopped)
+        return TextExamples(tuple(examples), str(report))
 
     def _tokenised(
         self,

@@ -250,6 +250,16 @@ def test_what_validates_and_is_trained_on_is_said(tokenizer, write):
         build(tokenizer, files={"train": [train], "validation": [spelt]})
 
 
+def test_what_is_far_behind_the_limit_is_not_read(tokenizer, write):
+    path = write("a.jsonl", *sums(3000))
+    whole = build(tokenizer, files={"train": [path]}).train
+    for limit, records in ((2, 1025), (1025, 2049)):
+        first = build(tokenizer, files={"train": [path], "limit": limit}).train
+        wanted = [each.content for each in whole.examples[:limit]]
+        assert [each.content for each in first.examples] == wanted
+        assert first.report == f"{limit} prompts of the first {records} records"
+
+
 def test_a_tokenizer_without_an_end_token_is_refused(tokenizer, write):
     class Endless:
         chat_template, unk_token_id, eos_token_id = None, None, None

@@ -111,7 +111,7 @@ class BenchmarkConfig(EncodingConfig):
         letter of the right one, and the text of a choice never is.
         """
         notes = Notes()
-        raw = read_prompts([self.path], self._question, notes)
+        raw = list(read_prompts([self.path], self._question, notes))
         self._refuse_broken(notes)
         dataset = encode_prompts(
             raw, tokenizer=tokenizer, config=self, notes=notes, limit=self.limit

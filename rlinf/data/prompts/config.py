@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,6 +20,7 @@ from rlinf.config.component import Component, illegal
 from rlinf.config.nearest import nearest_names
 from rlinf.data.pictures import PictureReader
 from rlinf.data.prompts.dataset import (
+    BATCH,
     PromptDataset,
     PromptSets,
     PromptTokenizer,
@@ -129,16 +131,26 @@ class RecordFilesConfig(StrictModel, ABC):
         named = self.prompt_key, *self.other_keys, self.image_key, *self.other_columns
         return tuple(dict.fromkeys(key for key in named if key is not None))
 
-    def read(self, name: Part, notes: Notes) -> list[RawPrompt]:
-        """The prompts of a part, see :func:`read_prompts`; refuses too many broken ones, and
-        a key of pictures that no record has."""
+    def read(self, name: Part, notes: Notes) -> Iterator[RawPrompt]:
+        """The prompts of a part as they are asked for, see :func:`read_prompts`; refuses too many
+        broken ones, and a key of pictures that no record has."""
         raw = read_prompts(self.part(name)[0], self._take, notes, keys=self.keys)
-        self.refuse_broken(name, notes)
         # Some records may be text alone; where all are, the name of the key is another.
-        if raw and all(each.unpictured for each in raw):
-            why = f"none of {len(raw)} records has it; {raw[0].where}: {raw[0].unpictured}"
-            raise ConfigError(why, key="image_key")
-        return raw
+        first: list[RawPrompt] = []
+        for each in raw:
+            first.append(each)
+            if not each.unpictured:
+                break
+        else:
+            self.refuse_broken(name, notes)
+            if first:
+                why = f"none of {len(first)} records has it; {first[0].where}: "
+                raise ConfigError(why + first[0].unpictured, key="image_key")
+        for number, each in enumerate(chain(first, raw), 1):
+            yield each
+            if number % BATCH == 0:  # before the others are read and tokenised
+                self.refuse_broken(name, notes)
+        self.refuse_broken(name, notes)
 
     def _take(self, where: str, record: Mapping[str, Any], folder: Path) -> RawPrompt:
         answer, level = self.other_keys
@@ -394,10 +406,8 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
     ) -> PromptDataset:
         paths, limit = files.part(name)
         notes = Notes()
-        with in_section("files"):
-            raw = files.read(name, notes)
         dataset = encode_prompts(
-            raw,
+            records_of(files, name, notes),
             tokenizer=tokenizer,
             config=self,
             notes=notes,
@@ -407,6 +417,12 @@ class PromptDataConfig(TextSourceConfig, EncodingConfig):
         with in_section("files"):
             files.refuse_broken(name, notes)
         return _not_empty(dataset, ", ".join(map(str, paths)), f"files.{name}")
+
+
+def records_of(files: RecordFilesConfig, name: Part, notes: Notes) -> Iterator[RawPrompt]:
+    """What :meth:`RecordFilesConfig.read` gives, as of the section `files`."""
+    with in_section("files"):
+        yield from files.read(name, notes)
 
 
 def raw_items(items: Iterable[PromptItem], *, targets: bool = False) -> list[RawPrompt]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from rlinf.data.pictures import PictureReader, Pictures, places_of
-from rlinf.data.prompts.pictures import PicturedPrompt, pictured
+from rlinf.data.prompts.pictures import PicturedPrompt
 from rlinf.data.prompts.prompt_files import (
     LoadingReport,
     Message,
@@ -32,7 +32,7 @@ _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2018, 11, 29, 17, 38, 49))
 _DATE = "date_string"
 """By which templates are told a date, as those of Llama 3."""
 BATCH = 1024
-"""Texts that are tokenised at a time."""
+"""Records that are read, and texts that are tokenised, at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -124,6 +124,34 @@ class PromptSets:
         """Validation prompts that are also trained on: their scores show no generality."""
         known = {prompt.content for prompt in self.train}
         return sum(prompt.content in known for prompt in self.validation or ())
+
+
+class RecordBatches:
+    """Records of a set, as many at a time as are tokenised together: who has enough of them leaves
+    the rest unread.
+
+    Attributes:
+        taken: Records so far.
+    """
+
+    def __init__(self, raw: Iterable[RawPrompt]) -> None:
+        self._raw, self._sought, self.taken = iter(raw), False, 0
+
+    def __iter__(self) -> Iterator[list[RawPrompt]]:
+        while batch := list(islice(self._raw, BATCH)):
+            self.taken += len(batch)
+            self._sought |= any(each.pictures is not None for each in batch)
+            yield batch
+
+    def go_on(self) -> bool:
+        """Whether there is another record, which is taken."""
+        found = next(self._raw, None) is not None
+        self.taken += found
+        return found
+
+    def pictured(self, kept: Iterable[Pictures]) -> int | None:
+        """How many prompts that are kept have pictures; None where no record is to have any."""
+        return sum(map(bool, kept)) if self._sought else None
 
 
 # -- from texts and messages to tokens ----------------------------------------------------------
@@ -225,7 +253,7 @@ def _of_the_day(template: Any) -> ConfigError:
 
 
 def encode_prompts(
-    raw: Sequence[RawPrompt],
+    raw: Iterable[RawPrompt],
     *,
     tokenizer: PromptTokenizer,
     config: EncodingConfig,
@@ -233,38 +261,41 @@ def encode_prompts(
     limit: int | None = None,
     reader: PictureReader | None = None,
 ) -> PromptDataset:
-    """Tokenise prompts in order, until ``limit`` are kept; ``notes`` is told what is left out, and
-    ``reader`` looks at the pictures."""
+    """Tokenise prompts in order, until ``limit`` are kept, and take no more of them; ``notes`` is
+    told what is left out, and ``reader`` looks at the pictures."""
     if config.apply_chat_template:
         require_template(tokenizer, config)
-    fitted = list(islice(_fitted(raw, tokenizer, config, notes, reader), limit))
+    batches = RecordBatches(raw)
+    fitted = list(islice(_fitted(batches, tokenizer, config, notes, reader), limit))
+    stopped = len(fitted) == limit and batches.go_on()
     if len(fitted) == limit:
-        notes.counts["beyond_limit"] += len(raw) - fitted[-1][0] - 1
+        notes.counts["beyond_limit"] += batches.taken - fitted[-1][0] - 1
     if config.long_prompts == "refuse" and notes.counts["long"]:
         why = (
             f"{notes.counts['long']} prompts are longer than {config.max_prompt_length} tokens, "
             "and long_prompts is refuse"
         )
         raise ConfigError(notes.listed(why, "long"), key="max_prompt_length")
-    with_pictures = pictured(raw, (each.pictures for _, each in fitted))
-    report = notes.report(len(fitted), with_pictures)
+    with_pictures = batches.pictured(each.pictures for _, each in fitted)
+    report = notes.report(len(fitted), with_pictures, stopped=stopped)
     return PromptDataset(tuple(each for _, each in fitted), report)
 
 
 def _fitted(
-    raw: Sequence[RawPrompt],
+    batches: RecordBatches,
     tokenizer: PromptTokenizer,
     config: EncodingConfig,
     notes: Notes,
     reader: PictureReader | None,
 ) -> Iterator[tuple[int, Prompt]]:
-    """Every prompt that can be kept, with its place in ``raw``."""
+    """Every prompt that can be kept, with its place among all records."""
     unknown, most, kept = unknown_token(tokenizer), config.max_prompt_length, count()
     told = config.template_arguments if config.apply_chat_template else None
-    for start in range(0, len(raw), BATCH):
+    for batch in batches:
+        start = batches.taken - len(batch)
         texts: dict[int, str] = {}
         pictured: dict[int, PicturedPrompt] = {}
-        for number, item in enumerate(raw[start : start + BATCH], start):
+        for number, item in enumerate(batch, start):
             try:
                 pictured[number] = PicturedPrompt(item, reader)
                 texts[number] = _text(pictured[number].content, tokenizer, told)
@@ -276,7 +307,7 @@ def _fitted(
         special = not config.apply_chat_template
         ids = tokenizer(list(texts.values()), add_special_tokens=special)["input_ids"]
         for (number, text), tokens in zip(texts.items(), ids, strict=True):
-            item = raw[number]
+            item = batch[number - start]
             where = item.where
             if unknown is not None and unknown in tokens:
                 notes.add("broken", where, "has characters that the tokenizer does not know")

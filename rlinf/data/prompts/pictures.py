@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +72,6 @@ def _encoded_kind(value: str) -> str | None:
     except ValueError:  # binascii.Error, or a letter beyond ASCII
         return None
     return kind
-
-
-def pictured(raw: Iterable[RawPrompt], kept: Iterable[Pictures]) -> int | None:
-    """How many prompts that are kept have pictures; None where no record is to have any."""
-    return sum(map(bool, kept)) if any(each.pictures is not None for each in raw) else None
 
 
 def _read(source: Source) -> bytes:

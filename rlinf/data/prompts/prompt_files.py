@@ -67,13 +67,14 @@ class LoadingReport:
     """How many records became prompts.
 
     Args:
-        records: Records that were found.
+        records: Records that were read.
         prompts: Prompts that they gave.
         broken: Records that were left out because they could not be read.
         long: Prompts that were longer than allowed.
         truncated: Those of them that were cut and kept.
         beyond_limit: Prompts that were not taken because enough were there.
         pictured: Prompts with pictures; None: none is to have any.
+        stopped: Whether there are more records, which were not read as enough prompts were there.
         examples: The first broken and over-long records: where, and why.
     """
 
@@ -84,10 +85,12 @@ class LoadingReport:
     truncated: int = 0
     beyond_limit: int = 0
     pictured: int | None = None
+    stopped: bool = False
     examples: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        parts = [f"{self.prompts} prompts of {self.records} records"]
+        first = "the first " if self.stopped else ""
+        parts = [f"{self.prompts} prompts of {first}{self.records} records"]
         if self.pictured is not None and self.pictured < self.prompts:
             parts.append(f"{self.pictured} with pictures")
         counts = {
@@ -122,17 +125,23 @@ class Notes:
         """A text with the first events of a kind, a line each."""
         return "\n  ".join([f"{text}:", *(line for other, line in self.first if other == kind)])
 
-    def report(self, prompts: int, pictured: int | None = None) -> LoadingReport:
-        """Everything so far, and how many prompts were kept, so many with pictures."""
+    def report(
+        self, prompts: int, pictured: int | None = None, *, stopped: bool = False
+    ) -> LoadingReport:
+        """Everything so far, and how many prompts were kept, so many with pictures; ``stopped``:
+        there are more records."""
         counts = {"records": 0, **self.counts}
         examples = tuple(line for _, line in self.first[:_SHOWN])
-        return LoadingReport(prompts=prompts, pictured=pictured, examples=examples, **counts)
+        return LoadingReport(
+            prompts=prompts, pictured=pictured, stopped=stopped, examples=examples, **counts
+        )
 
 
 def read_prompts(
     paths: Iterable[Path], take: Taker, notes: Notes, *, keys: Sequence[str] = ()
-) -> list[RawPrompt]:
-    """The prompts of files, in order; ``notes`` is told which records are broken.
+) -> Iterator[RawPrompt]:
+    """The prompts of files, in order and as they are asked for; ``notes`` is told which records are
+    broken.
 
     Lines of JSON may have the suffix of JSON: what the file begins with decides.
 
@@ -147,9 +156,8 @@ def read_prompts(
         ConfigError: A file cannot be opened, or is broken as a whole.
         MissingPackageError: It is Parquet, and pyarrow is not installed.
     """
-    return [
-        found for path in paths for found in _taken(path, take, notes, keys) if found is not None
-    ]
+    for path in paths:
+        yield from (found for found in _taken(path, take, notes, keys) if found is not None)
 
 
 def check_records(path: Path, take: Taker, *, most: int, keys: Sequence[str] = ()) -> None:

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from rlinf.config.validate import validate
-from rlinf.data.prompts.config import PromptDataConfig
+from rlinf.data.prompts.config import FilesConfig, PromptDataConfig
+from rlinf.data.prompts.prompt_files import Notes
 from rlinf.errors import ConfigError, MissingPackageError, install_command
 
 from .conftest import sums
@@ -324,6 +325,32 @@ def test_limits_files_in_order_and_shared_prompts(tokenizer, write):
     assert sets.train.report.beyond_limit == 3
     assert texts(sets.validation) == ["7+1=", "8+1="]
     assert sets.shared == 1
+
+
+def test_what_is_far_behind_the_limit_is_not_read(tokenizer, write):
+    content = "".join(f"{json.dumps(record)}\n" for record in sums(3000)).encode()
+    path = write("a.jsonl", content + b"no JSON\n" * 200)
+    with pytest.raises(ConfigError, match="200 of 3200 records are broken"):
+        build(tokenizer, [path])
+    whole = build(tokenizer, [path], files={"max_broken": 200}).train
+    for limit, records in ((2, 1025), (1024, 1025), (1025, 2049)):
+        first = build(tokenizer, [path], files={"limit": limit}).train
+        assert texts(first) == texts(whole)[:limit]
+        assert str(first.report) == (
+            f"{limit} prompts of the first {records} records, {records - limit} beyond the limit"
+        )
+
+
+def test_a_key_of_pictures_may_first_be_far_behind_the_limit(write):
+    def first(records):
+        path = write("a.jsonl", "".join(f"{json.dumps(each)}\n" for each in records).encode())
+        files = FilesConfig(train=(path,), image_key="image", limit=1)
+        return next(files.read("train", Notes())).content
+
+    none = sums(3)
+    assert first([*none, {**none[0], "image": "a.png"}]) == "0+1="
+    with pytest.raises(ConfigError, match=r"image_key: none of 3 records has it; .*has no key"):
+        first(none)
 
 
 def test_a_tokenizer_without_chat_template_is_an_error(tokenizer, write, monkeypatch):

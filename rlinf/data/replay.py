@@ -70,14 +70,23 @@ class ReplayStore:
         return self.at(torch.randint(self._size, (count,), generator=generator))
 
     def state_dict(self) -> dict[str, Any]:
-        """All rows, oldest first."""
-        return {"rows": self.at(torch.arange(self._size))}
+        """All rows, oldest first: ``rows``, and behind them ``newer`` where the ring goes on at its
+        begin. They share memory with the store: write or copy them before rows are added."""
+        end = self._oldest + self._size
+        state = {"rows": self._between(self._oldest, min(end, self.capacity))}
+        if end > self.capacity:
+            state["newer"] = self._between(0, end - self.capacity)
+        return state
+
+    def _between(self, first: int, end: int) -> dict[str, Tensor]:
+        return {name: column[first:end] for name, column in self._columns.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`, perhaps with another capacity."""
         self._columns, self._oldest, self._size = {}, 0, 0
-        if state["rows"]:
-            self.append(state["rows"])
+        for rows in (state["rows"], state.get("newer")):
+            if rows:
+                self.append(rows)
 
 
 def _forms(rows: Rows) -> dict[str, str]:

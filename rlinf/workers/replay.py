@@ -52,7 +52,7 @@ class ReplayWorker(StageWorker):
         return {"replay/transitions": float(len(self._store)), **metrics}
 
     def state(self) -> dict[str, Any]:
-        """Every transition, oldest first."""
+        """Every transition, see :meth:`ReplayStore.state_dict`."""
         return self._store.state_dict()
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.checkpoint.tree import decode, encode
 from rlinf.data.replay import ReplayStore, draws
 
 
@@ -58,6 +59,27 @@ def test_a_resumed_store_goes_on_to_the_bit() -> None:
     empty = ReplayStore(6)
     empty.load_state_dict(ReplayStore(6).state_dict())
     assert len(empty) == 0
+
+
+@pytest.mark.parametrize("count", [4, 6, 9])
+def test_a_checkpoint_copies_the_rows_once(count: int) -> None:
+    store = ReplayStore(6)
+    store.append(rows(0, count))
+    whole = store.at(torch.arange(len(store)))
+    state = store.state_dict()
+    parts = list(state.values())
+    assert sum(len(part["versions"]) for part in parts) == min(count, 6)
+    snapshot = encode(state)
+    store.append(rows(50, 6))
+    # The state is no copy: it lies in the ring, which has other rows now.
+    assert all(bool((part["versions"] >= 50).all()) for part in parts)
+    restored = decode(snapshot.structure, snapshot.tensors())
+    for read in (restored, {"rows": whole}):  # the second as older checkpoints have it
+        for capacity in (6, 3):
+            other = ReplayStore(capacity)
+            other.load_state_dict(read)
+            wanted = whole["versions"][-capacity:]
+            assert torch.equal(other.at(torch.arange(len(other)))["versions"], wanted)
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -7,10 +7,12 @@ standard library alone: a child starts quickly, also under an interpreter with f
 from __future__ import annotations
 
 import contextlib
+import errno
 import faulthandler
 import json
 import logging
 import os
+import resource
 import select
 import signal
 import socket
@@ -44,6 +46,9 @@ _TAIL_BYTES = 4000
 _LARGEST_LOG = 16 * 2**20
 _LOGGED_BYTES = 64 * 2**10
 """Of what a child prints, so much goes to the log."""
+_OPEN_FILES = 2**16
+_FILES_OF_A_CHILD, _FILES_OF_A_START = 3, 16
+"""That its parent has open: socket, lifeline and output; and for a moment while it is started."""
 _STACK_SECONDS = 0.3
 _END_SECONDS = 1.0
 _LONGEST_POLL_SECONDS = 1.0
@@ -82,6 +87,30 @@ class RefusedValueError(ValueError):
         self.stack = stack
 
 
+def require_open_files(processes: int) -> None:
+    """Let this process have as many files open as the system allows, which at its start is often
+    no more than 1024, and refuse so many further children where these need more.
+
+    Raises:
+        ConfigError: They do.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    begun = len(os.listdir("/dev/fd")) + _FILES_OF_A_START
+    needed = begun + _FILES_OF_A_CHILD * processes
+    wanted = max(needed, _OPEN_FILES)
+    wanted = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # a system may have a lower bound, unsaid
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        raise ConfigError(
+            f"{processes} more processes need {needed} open files, and this one may have {soft}: "
+            f"ulimit -n {needed}, which the administrator may have to allow; nearest: "
+            f"{max(0, soft - begun) // _FILES_OF_A_CHILD} processes"
+        )
+
+
 class SupervisedProcess:
     """One child, in a session of its own, that answers every message, in order.
 
@@ -100,7 +129,7 @@ class SupervisedProcess:
         message_seconds: How long a message may be on its way, once it has begun.
 
     Raises:
-        ConfigError: The interpreter ``python`` cannot be started.
+        ConfigError: The interpreter ``python`` cannot be started, or too many files are open.
     """
 
     def __init__(
@@ -113,6 +142,7 @@ class SupervisedProcess:
         python: str | None = None,
         message_seconds: float = 30.0,
     ) -> None:
+        require_open_files(1)
         self.connection, theirs = socket.socketpair()
         self.connection.settimeout(message_seconds)
         self._messages = Messages(self.connection)
@@ -138,7 +168,8 @@ class SupervisedProcess:
             self._log.close()
             os.close(self._lifeline)
             reason = f"cannot start {python or sys.executable}: {error.strerror}"
-            raise ConfigError(reason, key="python") from error
+            of_files = error.errno in (errno.EMFILE, errno.ENFILE)
+            raise ConfigError(reason, key="" if of_files else "python") from error
         finally:
             theirs.close()
             os.close(lifeline)

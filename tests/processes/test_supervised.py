@@ -1,6 +1,7 @@
 """A child that answers messages, and what becomes of one that does not."""
 
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -160,6 +161,40 @@ def test_what_it_has_started_ends_with_the_parent(child):
 def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_user():
     with pytest.raises(ConfigError, match="cannot start /no/python"):
         SupervisedProcess(CHILD, {}, python="/no/python")
+
+
+FILES = """
+import os, resource, sys
+from rlinf.errors import ConfigError
+from rlinf.processes.child import SupervisedProcess, require_open_files
+few, most = (len(os.listdir("/dev/fd")) + int(more) for more in sys.argv[2:4])
+resource.setrlimit(resource.RLIMIT_NOFILE, (few, most))
+count = int(sys.argv[4])
+try:
+    require_open_files(count)
+    children = [SupervisedProcess(sys.argv[1], {}) for _ in range(count)]
+except ConfigError as error:
+    print(error)
+else:
+    for child in children:
+        child.kill()
+    print(count, "started,", resource.getrlimit(resource.RLIMIT_NOFILE)[0] == most)
+"""
+
+
+def test_a_process_may_have_as_many_files_open_as_the_system_allows():
+    def said(*numbers):
+        words = [sys.executable, "-c", FILES, CHILD, *map(str, numbers)]
+        ran = subprocess.run(words, capture_output=True, text=True, timeout=60, check=True)
+        return ran.stdout.strip()
+
+    assert said(12, 100, 6) == "6 started, True"
+    refused = said(30, 30, 9)
+    assert re.fullmatch(
+        r"9 more processes need (\d+) open files, and this one may have \d+: ulimit -n \1, "
+        "which the administrator may have to allow; nearest: 4 processes",
+        refused,
+    ), refused
 
 
 def test_more_memory_than_there_is_is_refused():

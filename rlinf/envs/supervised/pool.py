@@ -13,7 +13,7 @@ from rlinf.envs.supervised.failing_tasks import never_began
 from rlinf.envs.supervised.faults import EnvReport
 from rlinf.envs.supervised.handle import Command, EnvProcess, ProcessLimits
 from rlinf.errors import ConfigError, RunFailure
-from rlinf.processes.child import ProcessLostError
+from rlinf.processes.child import ProcessLostError, require_open_files
 from rlinf.processes.shared_block import (
     MemoryShortageError,
     SharedBlock,
@@ -71,6 +71,7 @@ class EnvPool:
             raise
 
     def _start(self) -> None:
+        require_open_files(len(self._rows))
         self._processes += [self._new_process(index) for index in range(len(self._rows))]
         try:
             specs = [process.started() for process in self._processes]

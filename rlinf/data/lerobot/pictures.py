@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -14,8 +15,12 @@ import numpy as np
 from rlinf.data.lerobot.layout import av, parquet, regular_file
 from rlinf.errors import ConfigError
 
+log = logging.getLogger(__name__)
+
 _OPEN_VIDEOS = 16
 _CACHED_BYTES = 256 * 2**20
+_LARGE_GROUP, _USUAL_GROUP = 16 * 2**20, 2**20
+"""Bytes of a row group that is worth a word where it is read again, and of one that is not."""
 _SKIPPED_FRAMES = 8
 """Up to so many frames ahead are decoded and thrown away, rather than looked for."""
 
@@ -186,6 +191,8 @@ class ImagePictures(_Pictures):
         self._firsts = [first for first, _, _ in self._groups]
         self._cache: OrderedDict[int, list[dict[str, Any]]] = OrderedDict()
         self._sizes: dict[int, int] = {}
+        self._given_up: set[int] = set()
+        self._warned = False
 
     def _in_order(self, rows: np.ndarray) -> Iterator[np.ndarray]:
         from PIL import Image
@@ -222,9 +229,27 @@ class ImagePictures(_Pictures):
         if group not in self._cache:
             _, path, number = self._groups[group]
             column = self._read(path, number)
+            if group in self._given_up:
+                self._warn_of_large_group(path, column)
             self._sizes[group] = column.nbytes
             while self._cache and sum(self._sizes.values()) > _CACHED_BYTES:
-                del self._sizes[self._cache.popitem(last=False)[0]]
+                oldest, _ = self._cache.popitem(last=False)
+                del self._sizes[oldest]
+                self._given_up.add(oldest)
             self._cache[group] = column.column(self._name).to_pylist()
         self._cache.move_to_end(group)
         return self._cache[group]
+
+    def _warn_of_large_group(self, path: Path, column: Any) -> None:
+        """Say, once, what makes random draws slow: for each picture a large row group is read."""
+        if self._warned or column.nbytes < _LARGE_GROUP:
+            return
+        self._warned = True
+        rows = max(1, column.num_rows * _USUAL_GROUP // column.nbytes)
+        log.warning(
+            "%s: for a picture of `%s` a row group of %d MiB is read, and they are too many to be "
+            "kept (%d MiB): training waits for the disk. Write the files of the set again with "
+            "smaller ones: pyarrow.parquet.write_table(pyarrow.parquet.read_table(file), copy, "
+            "row_group_size=%d).",
+            path, self._name, column.nbytes >> 20, _CACHED_BYTES >> 20, rows,
+        )  # fmt: skip

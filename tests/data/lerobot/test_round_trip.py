@@ -410,6 +410,47 @@ def test_times_that_do_not_fit_a_video_are_refused(written: Path, tmp_path: Path
         LeRobotSet(tmp_path / "set")
 
 
+def test_large_row_groups_that_are_read_again_and_again_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from rlinf.data.lerobot import pictures
+
+    sizes = {"_CACHED_BYTES": 2 * 2**20, "_LARGE_GROUP": 2**20, "_USUAL_GROUP": 2**18}
+    for name, size in sizes.items():
+        monkeypatch.setattr(pictures, name, size)
+    random, count = np.random.default_rng(0), 32
+    shown = random.integers(0, 256, (3 * count, 128, 128, 3), dtype=np.uint8)
+
+    def encoded(picture: np.ndarray) -> dict[str, Any]:
+        file = io.BytesIO()
+        Image.fromarray(picture).save(file, "png")
+        return {"bytes": file.getvalue(), "path": None}
+
+    files = []
+    for first in range(0, len(shown), count):
+        path = tmp_path / f"{first}.parquet"
+        rows = [encoded(each) for each in shown[first : first + count]]
+        parquet.write_table(pyarrow.table({MAIN: rows}), path)
+        files.append((first, path))
+
+    def draw() -> None:
+        camera = pictures.ImagePictures(MAIN, shown.shape[1:], files, len(shown))
+        for _ in range(4):
+            drawn = random.integers(0, len(shown), 16)
+            np.testing.assert_array_equal(camera[drawn], shown[drawn])
+
+    draw()
+    (told,) = caplog.messages
+    assert f"of `{MAIN}` a row group of 1 MiB is read" in told
+    advised = int(told.partition("row_group_size=")[2].partition(")")[0])
+    assert 1 < advised < count
+    caplog.clear()
+    for _, path in files:
+        parquet.write_table(parquet.read_table(path), path, row_group_size=advised)
+    draw()
+    assert not caplog.messages
+
+
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_a_flipped_bit_is_found(kind: str, written: Path, tmp_path: Path) -> None:
     """In whichever page of the data: each has a checksum."""

@@ -215,6 +215,7 @@ def keep_a_profile(tmp_path: Path, times: Times, items: int = 8) -> None:
                 Measurement(
                     items=items,
                     devices=n,
+                    processes=n,
                     seconds=t,
                     samples=99,
                     device_kind="cpu",

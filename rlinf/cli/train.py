@@ -8,6 +8,7 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from rlinf.runners.run import Run
 
 INTERRUPTED = 130
+_ONE_WISH_SECONDS = 1.0
+"""Within which a second SIGTERM is the first one again: `timeout` sends it to the program and then
+to its group, which the program is of."""
 
 Overrides = Annotated[
     list[str] | None,
@@ -213,15 +217,18 @@ def stop_on_interrupt(
     flag too, unless the command was started to outlive it (``nohup``); it may do so several times,
     and ends nothing at once.
     """
-    stop = threading.Event()
+    stop, asked = threading.Event(), 0.0
     told = f"\nStopping: {what}. A further Ctrl-C or SIGTERM ends the command at once.\n"
 
     def handle(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
         if stop.is_set():
-            if number == signal.SIGHUP or _asked_by_ray():
+            again = number == signal.SIGTERM and time.monotonic() - asked < _ONE_WISH_SECONDS
+            if number == signal.SIGHUP or _asked_by_ray() or again:
                 return
             _leave_nothing_behind()
             os._exit(INTERRUPTED)
+        asked = time.monotonic()
         stop.set()
         with contextlib.suppress(OSError):  # nobody may be there to read it
             # A handler may interrupt a buffered write, so it writes past the buffers.

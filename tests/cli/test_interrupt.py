@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from rlinf.cli import train
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.screen import say
 from rlinf.cli.train import end_signals, stop_on_interrupt
@@ -36,6 +37,23 @@ def test_a_terminal_that_hangs_up_ends_a_run_with_a_checkpoint_and_never_at_once
             assert stop.wait(10)
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_a_signal_to_a_program_and_to_its_group_is_one_wish(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As `timeout` sends it: the second would else end the run without a checkpoint."""
+    left: list[int] = []
+    monkeypatch.setattr(train, "_leave_nothing_behind", lambda: None)
+    monkeypatch.setattr(os, "_exit", left.append)
+    monkeypatch.setattr(train, "_ONE_WISH_SECONDS", 3600.0)
+    with stop_on_interrupt():
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert not left
+        monkeypatch.setattr(train, "_ONE_WISH_SECONDS", 0.0)
+        signal.raise_signal(signal.SIGTERM)
+        assert left == [130]
 
 
 def test_a_run_that_was_started_to_outlive_its_terminal_does() -> None:

@@ -265,14 +265,17 @@ def newest(run: Path) -> str:
     return (run / "checkpoints" / "latest").resolve().name
 
 
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGTERM])
 @pytest.mark.parametrize("runtime", ["local", pytest.param("ray", marks=pytest.mark.slow)])
-def test_a_terminal_that_hangs_up_is_no_loss(tmp_path: Path, runtime: str) -> None:
-    """It signals every process of the group, those of Ray too."""
+def test_a_signal_to_the_whole_group_is_no_loss(
+    tmp_path: Path, runtime: str, number: signal.Signals
+) -> None:
+    """So does a terminal that hangs up, and `timeout` when the time of a program is over."""
     recipe, run = str(write_recipe(tmp_path)), tmp_path / "run"
     process = start("train", recipe, *overrides(runtime, 4000), "--run-dir", str(run))
     with ended(process):
         assert wait_for_lines(process, run, 2)
-        os.killpg(os.getpgid(process.pid), signal.SIGHUP)
+        os.killpg(os.getpgid(process.pid), number)
         output, _ = process.communicate(timeout=60)
     assert process.returncode == 130, output.decode()
     assert newest(run) == f"step_{len(metrics(run)):08d}"

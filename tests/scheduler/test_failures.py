@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from rlinf.errors import UserError
@@ -602,24 +603,59 @@ def test_files_of_a_killed_driver_are_removed_by_who_noticed():
 
 KILLED = """
     import os, signal
-    import torch
+    import psutil, torch
     from rlinf.scheduler import Cluster, NodePlacementStrategy
     from tests.scheduler.workers import Basic
 
     cluster = Cluster(num_nodes=1)
     group = Basic.create_group(1).launch(cluster, NodePlacementStrategy([0, 0]), "killed")
     group.add(torch.ones(1 << 20)).wait()
+    children = psutil.Process().children(recursive=True)
+    # Agents of Ray ask for half a minute where the others are.
+    print(*(each.pid for each in children if not each.name().endswith("Agent")), flush=True)
     os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
 @pytest.mark.slow
-def test_a_killed_driver_on_ray_leaves_no_shared_memory():
+def test_a_killed_driver_on_ray_leaves_no_shared_memory_and_no_processes():
     before = files_left()
     script = Warm(["-c", textwrap.dedent(KILLED)])
-    script.communicate(timeout=120)
+    said, _ = script.communicate(timeout=120)
     assert script.wait() == -signal.SIGKILL
     until(lambda: files_left() <= before)
+    started = [int(word) for word in said.split()]
+    assert len(started) >= 4  # control process, raylet, two workers
+    until(lambda: not any(runs(number) for number in started))
+
+
+def runs(number: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(number).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
+WITHOUT_CONTROL = """
+    import psutil
+    from rlinf.scheduler import Cluster
+    from rlinf.scheduler.runtime.ray_start import control_process
+
+    cluster = Cluster(num_nodes=1, cluster_cfg={"runtime": "ray"})
+    cluster.runtime._ended.set()  # nobody looks at it any more, as where both end at once
+    control = psutil.Process(control_process())
+    control.kill()
+    control.wait()
+    cluster.shutdown()
+    print("shut down", flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_the_end_asks_nothing_of_a_ray_whose_control_process_ended_with_it():
+    """Such a question is answered by the end of the program, a minute later."""
+    script = Warm(["-c", textwrap.dedent(WITHOUT_CONTROL)])
+    said, errors = script.communicate(timeout=200)
+    assert b"shut down" in said, errors
 
 
 def test_a_ray_that_a_command_started_is_found_while_it_answers(tmp_path, monkeypatch):

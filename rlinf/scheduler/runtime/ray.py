@@ -43,6 +43,7 @@ from rlinf.scheduler.runtime.ray_start import (
     ADDRESS_VARIABLE,
     NAMESPACE,
     connect,
+    control_ended,
     control_lost,
     control_process,
     end_without_control,
@@ -86,7 +87,6 @@ class RayRuntime(RayClientRuntime):
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         self._ended = threading.Event()
-        self._control_lost = False
         self._watchers: list[threading.Thread] = []
         try:
             nodes = find_nodes(config, deadline_seconds, all_nodes)
@@ -206,7 +206,6 @@ class RayRuntime(RayClientRuntime):
         self._wait_for_end(pid)
         if self._ended.is_set() or not self._ray_is_ours():  # the program has stopped Ray itself
             return
-        self._control_lost = True
         log.error("the control process of Ray, %d, has ended: nothing can be started any more", pid)
         if callable(signal.getsignal(signal.SIGTERM)):
             control_lost.set()
@@ -235,25 +234,15 @@ class RayRuntime(RayClientRuntime):
     def shutdown(self) -> None:
         """End our workers, stop Ray if it is ours, and remove our files."""
         self._ended.set()
-        if self._control_lost:
-            end_without_control()
-            os.environ.pop(ADDRESS_VARIABLE, None)
-        elif self._ray_is_ours():
-            if self._registry is not None:
-                # One worker of each other node removes the cluster's files there.
-                nodes = {
-                    address.partition("|")[0]: address for address in self._registry.endpoints()
-                }
-                nodes.pop(str(self.process.node_rank), None)
-                self._ask_all(nodes.values(), "cluster.leave")
-            for worker in self._started.values():
-                worker.kill()
-            limit = time.monotonic() + _LOOK_SECONDS
-            for thread in self._watchers:
-                thread.join(max(0.0, limit - time.monotonic()))
-            if hasattr(self, "namespace"):
-                internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
-            ray.shutdown()
+        if self._ray_is_ours():
+            if not control_ended():
+                self._end_workers()
+            if control_ended():  # it may have ended meanwhile, as by a signal to all processes
+                end_without_control()
+            else:
+                if hasattr(self, "namespace"):
+                    internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
+                ray.shutdown()
             os.environ.pop(ADDRESS_VARIABLE, None)
         if hasattr(self, "process"):
             self.process.endpoint.close()
@@ -261,6 +250,18 @@ class RayRuntime(RayClientRuntime):
             set_process(None)
         if self._files is not None:
             self._files.close()
+
+    def _end_workers(self) -> None:
+        if self._registry is not None:
+            # One worker of each other node removes the cluster's files there.
+            nodes = {address.partition("|")[0]: address for address in self._registry.endpoints()}
+            nodes.pop(str(self.process.node_rank), None)
+            self._ask_all(nodes.values(), "cluster.leave")
+        for worker in self._started.values():
+            worker.kill()
+        limit = time.monotonic() + _LOOK_SECONDS
+        for thread in self._watchers:
+            thread.join(max(0.0, limit - time.monotonic()))
 
     def _ray_is_ours(self) -> bool:
         """Whether Ray is still the one that we joined: a program may have stopped it itself."""

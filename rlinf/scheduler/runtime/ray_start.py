@@ -204,7 +204,7 @@ def _start_patiently(start: Callable[[], object], place: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     for number in range(1, _STARTS + 1):
         try:
-            with _watching_raylet():
+            with _watching_raylet(), _in_own_sessions():
                 start()
             return
         except Exception as error:
@@ -214,6 +214,19 @@ def _start_patiently(start: Callable[[], object], place: Path) -> None:
             if number == _STARTS or not isinstance(error, _EndedAtOnceError):
                 raise
             log.warning("Ray is started again: %s", error)
+
+
+@contextmanager
+def _in_own_sessions() -> Iterator[None]:
+    """Keep from Ray's processes, and the workers that they start, what signals the whole group of
+    the program, as a terminal that hangs up, `timeout` and batch systems do: the program could
+    commit nothing any more. The kernel ends them with the program all the same."""
+    started = services.ConsolePopen
+    services.ConsolePopen = partial(started, start_new_session=True)
+    try:
+        yield
+    finally:
+        services.ConsolePopen = started
 
 
 @contextmanager
@@ -289,6 +302,13 @@ def control_process() -> int | None:
     started = getattr(worker._global_node, "all_processes", {})
     found = started.get(ray_constants.PROCESS_TYPE_GCS_SERVER) or [None]
     return None if found[0] is None else int(found[0].process.pid)
+
+
+def control_ended() -> bool:
+    """Whether the control process of a Ray that this program started is gone."""
+    started = getattr(worker._global_node, "all_processes", {})
+    found = started.get(ray_constants.PROCESS_TYPE_GCS_SERVER, [])
+    return any(each.process.poll() is not None for each in found)
 
 
 def end_without_control() -> None:
@@ -371,14 +391,12 @@ def _check_open_files() -> None:
 def _keeping_signals() -> Iterator[None]:
     """Leave SIGTERM to the program where it has a handler, else end it: Ray puts handlers in its
     place, from Python and from C++, and the latter aborts what has not ended after three seconds.
-    Ray's own processes, which are of the same group, outlive a terminal that hangs up, or the
-    program could commit nothing: they inherit that it is ignored. A SIGTERM that Ray's handler took
-    meanwhile is given to the program's, and what was to be started is given up."""
+    A SIGTERM that Ray's handler took meanwhile is given to the program's, and what was to be
+    started is given up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     before = signal.getsignal(signal.SIGTERM)
-    hangup = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     asked = False
     try:
         yield
@@ -387,7 +405,6 @@ def _keeping_signals() -> Iterator[None]:
             raise
         asked = True
     finally:
-        signal.signal(signal.SIGHUP, signal.SIG_DFL if hangup is None else hangup)
         default = before is None or before == signal.SIG_DFL
         signal.signal(signal.SIGTERM, _exit_by_signal if default else before)
     if asked:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import gc
 import os
 import re
 import signal
@@ -12,6 +13,7 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -29,7 +31,7 @@ from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.runtime.execution import Outcome
-from rlinf.scheduler.services import silent_workers
+from rlinf.scheduler.services import failed_calls, silent_workers
 from rlinf.scheduler.services.channels import Ticket
 from rlinf.scheduler.services.diagnosis import Row
 from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
@@ -811,6 +813,42 @@ def test_of_a_call_that_several_ranks_fail_the_others_are_called_that(launch, ca
     group._close()
     until(lambda: re.search(r"another rank failed: failing:[01]\.fail raised Key", caplog.text))
     assert "nobody waits for" not in caplog.text
+
+
+def test_failures_of_several_ranks_that_were_caught_are_forgotten(launch):
+    group, kept = launch(Basic, 2, "forgotten"), require_process().failed_calls
+    for _ in range(3):
+        with pytest.raises(KeyError):
+            group.fail("nothing").wait()
+    group.process_id().wait()  # behind the calls that failed
+    until(lambda: not any(call.worker.startswith("forgotten:") for call in kept._all()))
+
+
+def test_of_failures_that_nobody_waits_for_the_newest_are_kept_without_their_variables():
+    calls, batches, futures = FailedCalls(), [], []
+
+    def fail():
+        batch = set[int]()  # what a method computes with
+        batches.append(weakref.ref(batch))
+        raise KeyError("nothing")
+
+    for _ in range(failed_calls._MOST_ABANDONED + 3):
+        failed = Future()
+        try:
+            fail()
+        except KeyError as error:
+            failed.set_result(Outcome(Payload(reference=error), failed=True, seconds=0.0))
+
+        def take(outcome):
+            raise WorkerCallError("nothing", "asker:0") from outcome.payload.reference
+
+        calls.watch("driver", "asker:0", failed, take)
+        futures.append(failed)
+        calls.abandon(failed)
+        until(lambda: futures[-1] in calls._abandoned)
+    assert [call.future for call in calls._all()] == futures[3:]
+    gc.collect()
+    assert not any(batch() for batch in batches)
 
 
 @pytest.mark.parametrize(("seconds", "ends"), [(0.0, False), (3.0, True)])

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import traceback
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from rlinf.scheduler.transport.payload import Payload
 
 log = logging.getLogger(__name__)
+_MOST_ABANDONED = 100
+"""Failures that are kept although nobody will take them: a wait may be in vain for one."""
 
 
 @dataclass(eq=False)
@@ -65,6 +69,7 @@ class FailedCalls:
     def __init__(self, discard: Callable[[Payload], object] = lambda payload: None) -> None:
         self._discard = discard
         self._calls: dict[Future[Any], _Call] = {}
+        self._abandoned: deque[Future[Any]] = deque()
         self._lock = threading.RLock()  # `abandon` may come of a collection of garbage in between
 
     def watch(
@@ -109,12 +114,24 @@ class FailedCalls:
         def ended(_: object) -> None:
             if call.failed:
                 # In a thread of its own: whoever let go of the call may hold a lock.
-                threading.Thread(target=_tell, args=(call,), daemon=True).start()
+                threading.Thread(target=self._keep_abandoned, args=(call,), daemon=True).start()
             else:
                 self.forget(future)
                 self._discard(future.result().payload)
 
         future.add_done_callback(ended)
+
+    def _keep_abandoned(self, call: _Call) -> None:
+        """Log a failure that nobody will take; keep it, of the newest, while it is unheard of."""
+        _tell(call)
+        if call.heard:
+            self.forget(call.future)
+            return
+        _clear_frames(call)
+        with self._lock:
+            self._abandoned.append(call.future)
+            if len(self._abandoned) > _MOST_ABANDONED:
+                self.forget(self._abandoned.popleft())
 
     def _all(self) -> list[_Call]:
         with self._lock:
@@ -179,6 +196,18 @@ def _tell(call: _Call, *, deaths: bool = False) -> None:
         except RLinfError:  # the cluster was shut down
             return
     call.told = True
+
+
+def _clear_frames(call: _Call) -> None:
+    """Let go of what a method computed with, which the stack of its exception holds where that is
+    passed on as it is."""
+    try:
+        call.reraise()
+    except Exception as error:  # noqa: BLE001 - whatever it failed with
+        each: BaseException | None = error
+        while each is not None:
+            traceback.clear_frames(each.__traceback__)
+            each = each.__cause__ or each.__context__
 
 
 def _stands_still(rows: list[Row], called: set[str], seconds: float) -> bool:

@@ -176,14 +176,24 @@ def _named(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
 
 
 def _make_ready(path: Path, file: TextIO) -> int:
-    """Let the file end where a line may follow; return the first process number that is free."""
-    used = [event["pid"] for event in read_timeline(path)]
-    whole = path.read_bytes().rpartition(b"\n")[0]
-    file.truncate(len(whole) + 1 if whole else 0)
-    if not whole:
+    """Let the file end where a line may follow; return the first process number that is free.
+
+    A long run leaves millions of lines: only those are looked at that name a process.
+    """
+    used = end = 0
+    with open(path, "rb") as lines:
+        for line in lines:
+            if not line.endswith(b"\n"):  # a killed process left half of it
+                break
+            end += len(line)
+            if b'"process_name"' in line:
+                with suppress(ValueError):  # damaged
+                    used = max(used, json.loads(line.rstrip(b",\n"))["pid"])
+    file.truncate(end)
+    if not end:
         file.write("[\n")
         file.flush()
-    return 1 + max(used, default=0)
+    return 1 + used
 
 
 def read_events(path: Path | str) -> list[Event]:
@@ -209,11 +219,11 @@ def read_events(path: Path | str) -> list[Event]:
     return found
 
 
-def read_timeline(path: Path | str) -> list[dict[str, Any]]:
-    """The lines of a trace file, also of one that was not closed or was cut off."""
-    text = Path(path).read_text(encoding="utf-8", errors="replace")
-    found = []
-    for line in text.rpartition("\n")[0].splitlines()[1:]:
-        with suppress(ValueError):  # damaged
-            found.append(json.loads(line.rstrip(",")))
-    return found
+def read_timeline(path: Path | str) -> Iterator[dict[str, Any]]:
+    """The lines of a trace file, one by one, also of one that was not closed or was cut off."""
+    with open(path, encoding="utf-8", errors="replace") as lines:
+        next(lines, None)  # the beginning of the array
+        for line in lines:
+            if line.endswith("\n"):
+                with suppress(ValueError):  # damaged
+                    yield json.loads(line.rstrip(",\n"))

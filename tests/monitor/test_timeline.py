@@ -143,4 +143,17 @@ def test_a_file_without_events_is_continued(tmp_path):
     for _ in range(3):
         TimelineFile(tmp_path / "t.json").close()
     assert (tmp_path / "t.json").read_text() == "[\n"
-    assert read_timeline(tmp_path / "t.json") == []
+    assert not list(read_timeline(tmp_path / "t.json"))
+
+
+def test_of_a_file_that_is_continued_only_the_names_of_processes_are_read(tmp_path, monkeypatch):
+    timeline, read = Timeline(process="run"), []
+    for _ in range(100):
+        timeline.record("work", 1000, 2000)
+    with TimelineFile(tmp_path / "t.json") as file:
+        file.write(timeline.drain())
+    monkeypatch.setattr(
+        json, "loads", lambda line, found=json.loads: read.append(line) or found(line)
+    )
+    TimelineFile(tmp_path / "t.json").close()
+    assert len(read) == 1

@@ -63,10 +63,10 @@ def note_decision(run_dir: Path | str, decision: Decision) -> None:
     line = json.dumps(asdict(decision)).encode() + b"\n"
     path = Path(run_dir) / DECISIONS_FILE
     try:
-        before = path.read_bytes() if path.is_file() else b""
-        torn = before and not before.endswith(b"\n")
-        with open(path, "ab", buffering=0) as file:
+        with open(path, "ab+", buffering=0) as file:
+            file.seek(max(file.tell() - 1, 0))
             # A killed process may have left a line without its end; this one must not join it.
+            torn = file.read(1) not in (b"", b"\n")
             file.write(b"\n" + line if torn else line)
     except OSError as error:
         log.warning("a decision was not written (%s): %s", error.strerror, decision)

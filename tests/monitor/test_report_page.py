@@ -175,6 +175,30 @@ def test_decisions_are_appended_and_survive_a_kill(tmp_path: Path) -> None:
     assert read_decisions(tmp_path) == [first, second]
 
 
+def test_a_decision_is_appended_without_reading_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decision, read = Decision(step=1, what="rescale", reason="one worker less"), []
+    for _ in range(2):
+        note_decision(tmp_path, decision)
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "read_bytes", lambda path: read.append(path) or b"")
+        note_decision(tmp_path, decision)
+    assert not read
+    assert read_decisions(tmp_path) == 3 * [decision]
+
+
+def test_of_moves_of_workers_the_page_shows_the_newest(tmp_path: Path) -> None:
+    moves = [Decision(step=n, what="rescale", reason=f"move {n}.") for n in range(203)]
+    start = Decision(step=0, what="start", reason="hand-written")
+    report = replace(whole_report(tmp_path), decisions=[start, *moves])
+    page = render(report)
+    assert "hand-written" in page
+    assert [n for n in range(203) if f"<td>move {n}.</td>" in page] == list(range(3, 203))
+    assert "Left out are the 3 oldest of kind rescale" in page
+    assert "Left out are" not in render(whole_report(tmp_path))
+
+
 def test_lines_that_are_no_decisions_are_left_out(tmp_path: Path) -> None:
     decision = Decision(step=1, what="start", reason="hand-written", numbers={"seconds": 2.0})
     with open(tmp_path / "decisions.jsonl", "ab") as file:

@@ -21,6 +21,7 @@ from rlinf.monitor.report.trace import DeviceShare, Trace
 REPORT_FILE = "report.html"
 
 _HERE = Path(__file__).parent
+_MOST_RESCALES = 200
 
 # Told apart by people who do not tell red from green, on light and on dark ground.
 _COLORS = (
@@ -69,6 +70,7 @@ def render(report: RunReport) -> str:
         for title, trace in (("measured", report.measured), ("predicted", report.predicted))
         if trace is not None and trace.spans
     ]
+    decisions = _shown(report.decisions)
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_HERE), autoescape=True, undefined=jinja2.StrictUndefined
     )
@@ -84,7 +86,8 @@ def render(report: RunReport) -> str:
         shares=[] if report.measured is None else report.measured.shares(),
         predicted_shares=[] if report.predicted is None else report.predicted.shares(),
         steps=[] if report.measured is None else list(report.measured.steps),
-        decisions=[_decision_row(decision) for decision in report.decisions],
+        decisions=[_decision_row(decision) for decision in decisions],
+        left_out=len(report.decisions) - len(decisions),
         data={
             "panels": panels,
             "charts": [] if report.curve is None else chart_data(report.curve),
@@ -144,6 +147,18 @@ def _tiles(report: RunReport) -> list[Tile]:
         unused = sum(share.idle + share.waiting for share in shares) / len(shares)
         found.append(Tile("devices without work", f"{unused:.0%}", "mean over the steps shown"))
     return found
+
+
+def _shown(decisions: Sequence[Decision]) -> list[Decision]:
+    """All but old moves of workers, of which every step may make some."""
+    older = sum(decision.what == "rescale" for decision in decisions) - _MOST_RESCALES
+    shown = []
+    for decision in decisions:
+        if decision.what == "rescale" and older > 0:
+            older -= 1
+        else:
+            shown.append(decision)
+    return shown
 
 
 def _decision_row(decision: Decision) -> dict[str, str]:

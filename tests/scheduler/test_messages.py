@@ -2,6 +2,8 @@
 
 from collections import OrderedDict
 from concurrent.futures import Future
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ import torch
 from rlinf.scheduler.errors import WorkerDiedError
 from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.services import registry
+from rlinf.scheduler.services.mailbox import PAIR, MailboxService
+from rlinf.scheduler.transport.payload import Payload
 from tests.scheduler.workers import Bundle, Queuer, Talker
 
 NAME = "sharedTalker"
@@ -279,3 +283,30 @@ def test_messages_to_a_receiver_that_died_are_not_waited_for():
     received = [Future() for _ in range(2)]  # by one of its name
     assert bound("a:0", 200 << 20, received[0]) is None
     assert bound("a:0", 200 << 20, received[1]) is received[0]
+
+
+def test_what_a_worker_was_sent_and_has_not_received_ends_with_it():
+    endpoint = SimpleNamespace(register=lambda *handler: None, lock=nullcontext())
+    mailbox, dropped = MailboxService(endpoint), []
+    mailbox.discard = lambda payload, *place: dropped.append((payload.reference, *place))
+    alive, pair, broadcast = (
+        ("alive:0", "sender:0", PAIR), ("ended:0", "sender:0", PAIR), ("ended:0", "sender:0", "all")
+    )  # fmt: skip
+
+    def deliver(stream, head, value):
+        return mailbox._deliver(stream, head, True, payloads=[Payload(reference=value)])
+
+    received, first = deliver(alive, None, 0), deliver(pair, None, 1)
+    second = deliver(broadcast, (2, 3), 2)
+    mailbox.mark_dead("ended:0", "its group 'ended' was closed")
+    late = deliver(pair, None, 3)
+    for each in (first, second, late):
+        with pytest.raises(WorkerDiedError, match="its group 'ended' was closed"):
+            each.result(0)
+    assert dropped == [(1,), (2, 2, 3), (3,)]
+    assert not received.done()
+    assert mailbox.receive(alive).result(0).payloads[0].reference == 0
+    mailbox._forget("ended:0")  # and one of its name starts
+    again = deliver(pair, None, 4)
+    assert mailbox.receive(pair).result(0).payloads[0].reference == 4
+    again.result(0)

@@ -57,7 +57,8 @@ class MailboxService:
             raise _died(worker, self._dead[worker])
 
     def mark_dead(self, worker: str, cause: str, address: str | None = None) -> None:
-        """Fail everyone here who waits for a worker that died, or for its endpoint."""
+        """Fail everyone here who waits for a worker that died, or for its endpoint, and drop what
+        it was sent and has not received."""
         self.on_death(worker, _died(worker, cause))
         if address is not None:
             self._endpoint.forget(address, _died(worker, cause))
@@ -67,6 +68,8 @@ class MailboxService:
             if stream[1] == worker:
                 while waiting:
                     try_fail(waiting.popleft(), _died(worker, cause))
+        for stream in [stream for stream in self._messages if stream[0] == worker]:
+            self._drop(stream, _died(worker, cause))
 
     def _forget(self, worker: str) -> None:
         """A worker of this name starts afresh."""
@@ -75,10 +78,16 @@ class MailboxService:
         for stream in [stream for stream in self._waiting if worker in stream[:2]]:
             del self._waiting[stream]
         for stream in [stream for stream in self._messages if worker in stream[:2]]:
-            for head, payloads, _ in self._messages.pop(stream):
-                place = () if stream[2] == PAIR else head  # among those who read a broadcast
-                for payload in payloads:
-                    self.discard(payload, *place)
+            self._drop(stream, _died(worker, "another one of its name was started"))
+
+    def _drop(self, stream: Stream, error: WorkerDiedError) -> None:
+        """Forget the messages of a stream that nobody will receive."""
+        for head, payloads, acknowledge in self._messages.pop(stream):
+            if acknowledge is not None:
+                try_fail(acknowledge, error)
+            place = () if stream[2] == PAIR else head  # among those who read a broadcast
+            for payload in payloads:
+                self.discard(payload, *place)
 
     def _leave(self, worker: str) -> None:
         """A child has ended, and waits for nothing any more: what it sent can be received, and who
@@ -96,6 +105,8 @@ class MailboxService:
                 return None
         acknowledge: Future[Reply] | None = Future() if acknowledged else None
         self._messages.setdefault(stream, deque()).append((head, payloads, acknowledge))
+        if stream[0] in self._dead:  # it was on its way
+            self._drop(stream, _died(stream[0], self._dead[stream[0]]))
         return acknowledge
 
 

@@ -658,3 +658,12 @@ def test_what_a_closed_worker_still_computes_reaches_nobody(launch, runtime, tmp
     with pytest.raises(WorkerDiedError):
         call.wait()
     channel.close()
+
+
+def test_ray_keeps_nothing_of_the_calls_that_have_ended(shared, runtime):
+    if runtime == "local":
+        pytest.skip("there is no Ray")
+    import ray
+
+    shared(Basic).add(1).wait()
+    assert not ray.timeline()

@@ -169,6 +169,8 @@ def _start_own(common: dict[str, Any]) -> None:
     remove_old_sessions(place)
     # Seconds until its first process listens.
     os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "120")
+    # Its control process would keep kilobytes of every call, for a dashboard that is not there.
+    os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
     busy = (
         "where the machine is busy or slow, let it finish other work first; a run on one machine "
         "does without Ray: cluster.runtime=local. Ray's own logs are in "

@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -289,7 +290,11 @@ def test_an_interrupt_while_libraries_are_imported_ends_without_a_trace(monkeypa
             raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "rlinf.cli.main", Interrupted("rlinf.cli.main"))
-    assert program.main() == 130
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        assert program.main() == 130
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("words", [["mlp"], ["categorical_mlp", "--choices", "3"]])

@@ -59,10 +59,15 @@ def interrupted(seconds: float) -> Iterator[None]:
     main = threading.main_thread().ident
     assert main is not None
     timer = threading.Timer(seconds, signal.pthread_kill, (main, signal.SIGINT))
-    timer.start()
-    with pytest.raises(KeyboardInterrupt):
-        yield
-    timer.join()
+    # What runs in the background of a shell begins with a Ctrl-C that is ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            yield
+        timer.join()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 class Running:

@@ -107,7 +107,10 @@ def test_it_keeps_the_protocol(config: Callable[..., EnvConfig], name: str) -> N
     assert len(results) == 13
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=() if n == "behavior" else pytest.mark.slow) for n in OPTIONS],
+)
 def test_two_steps_of_training(
     packages: Path, config: Callable[..., EnvConfig], tmp_path: Path, name: str
 ) -> None:

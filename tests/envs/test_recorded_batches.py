@@ -84,7 +84,10 @@ def test_the_adapter_keeps_the_protocol(name: str) -> None:
     require_protocol(name)
 
 
-@pytest.mark.parametrize("name", HERE)
+TRAINED = [pytest.param(name, marks=pytest.mark.slow if name in QUICK else ()) for name in HERE]
+
+
+@pytest.mark.parametrize("name", TRAINED)
 def test_a_policy_is_trained_on_it(name: str, tmp_path: Path) -> None:
     require_training(name, tmp_path)
 

@@ -251,6 +251,7 @@ print(trained, len(calls) - trained)
 """
 
 
+@pytest.mark.slow
 def test_what_is_offloaded_is_given_back_to_other_processes() -> None:
     """The allocator of torch would keep it for this one."""
     found = subprocess.run(

@@ -46,9 +46,16 @@ def reference(tmp_path_factory) -> Path:
     return train(tmp_path_factory.mktemp("reference") / "one", "rollout.block_size=4")
 
 
+# One stage where placements are mixed; what several change includes the others.
+STAGED = [
+    pytest.param(name, stages, marks=() if stages == 2 or name == "hybrid" else pytest.mark.slow)
+    for name in PLACEMENTS
+    for stages in (1, 2)
+]
+
+
 @needs_two_cores
-@pytest.mark.parametrize("placement", PLACEMENTS)
-@pytest.mark.parametrize("stages", [1, 2])
+@pytest.mark.parametrize(("placement", "stages"), STAGED)
 def test_placements_and_pipeline_stages(reference, tmp_path, placement, stages):
     run = train(
         tmp_path / "run",

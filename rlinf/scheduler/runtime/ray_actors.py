@@ -81,8 +81,12 @@ class RayCall(Future[Outcome]):
 
     def done(self) -> bool:
         """Whether the answer, or the end of the worker, is known."""
-        if not self._watched and not super().done():
-            if ray.wait([self._ref], timeout=0)[0]:
+        if not self._watched and not super().done() and ray.is_initialized():
+            try:
+                answered, _ = ray.wait([self._ref], timeout=0)
+            except ValueError:  # the program stopped that Ray, and this one knows no such call
+                return False
+            if answered:
                 self._ask(None)
             else:
                 self._watch()

@@ -159,18 +159,17 @@ def answer_metrics(batch: Batch, prepared: Batch) -> dict[str, float]:
     staleness = batch.staleness()
     if staleness is not None:
         metrics.update(staleness_metrics(staleness[batch.mask > 0]))
-    return metrics | advantage_metrics(prepared)
+    return metrics | _advantage_metrics(prepared)
 
 
 def chunk_step_metrics(trajectory: Trajectory, batch: Batch) -> dict[str, float]:
     """Mean reward of a chunk step of running episodes, and advantages of the samples that were made
     of a rollout."""
     rewards = trajectory.rewards.sum(dim=-1)[trajectory.valid & ~idle_rows(trajectory)]
-    return {"rollout/rewards": mean(rewards), **advantage_metrics(batch)}
+    return {"rollout/rewards": mean(rewards), **_advantage_metrics(batch)}
 
 
-def advantage_metrics(batch: Batch) -> dict[str, float]:
-    """Mean, largest and smallest advantage of what is trained on; nothing where that is nothing."""
+def _advantage_metrics(batch: Batch) -> dict[str, float]:
     counted = advantages_of(batch)[_trained(batch, batch.mask)]
     if not counted.numel():
         return {}

@@ -188,7 +188,8 @@ def require_served(model: Any) -> None:
     """Refuse, by a ConfigError, a model that this engine cannot compute with, which a forward pass
     of two tokens shows: every layer has to attend, with what it is told, by the function that was
     registered for it, and to keep its keys and values where it is told."""
-    capture, attended = PromptCapture(), list[Any]()
+    capture = PromptCapture()
+    attended: list[Any] = []
     try:
         with torch.inference_mode():
             _forward(model, np.zeros((1, 2), np.int64), np.array([2]), capture, attended=attended)

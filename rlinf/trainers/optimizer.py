@@ -28,7 +28,7 @@ class AdamW:
     by the time that it is trained, and its weights would decay.
 
     Args:
-        tensors: They.
+        tensors: What is stepped, in place.
         config: All but the learning rates.
         rates: Of each tensor.
         values: Places of the parameters that only values depend on.

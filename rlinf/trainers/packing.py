@@ -95,7 +95,8 @@ class Sequences(Rows):
 
     def plan(self, batch: Batch, ranks: int) -> list[Parts]:
         """See :meth:`Rows.plan`; kept, as a batch is scored several times before it is trained."""
-        asked = lengths, prompts, _ = (lengths_of(batch), prompts_of(batch), ranks)
+        lengths, prompts = lengths_of(batch), prompts_of(batch)
+        asked = lengths, prompts, ranks
         if self._latest is None or self._latest[0] != asked:
             plan = plan_micro_batches(lengths, prompts, ranks=ranks, config=self._config)
             self._latest = asked, plan

@@ -278,7 +278,8 @@ class FormatConfig(AnswerConfig):
     """Which reward this section configures."""
     form: Literal["think_answer", "think", "answer", "boxed", "pattern"] = "think_answer"
     """`<think>…</think>` and then `<answer>…</answer>`; `<think>…</think>` and then text; one
-    `<answer>…</answer>` at the end; a `\\boxed{…}`; or what `pattern` matches as a whole."""
+    `<answer>…</answer>` at the end; a `\\boxed{…}` behind the thoughts; or what `pattern` matches
+    as a whole."""
     pattern: str | None = None
     """Regular expression; a dot matches line ends."""
     think_in_prompt: bool = False
@@ -298,7 +299,7 @@ class FormatConfig(AnswerConfig):
         if self.pattern is not None:
             right = re.fullmatch(self.pattern, text, re.DOTALL) is not None
         elif self.form == "boxed":
-            right = last_boxed(text) is not None
+            right = last_boxed(behind_thoughts(text)) is not None
         else:
             right = has_form(text, think="think" in self.form, answer="answer" in self.form)
         return self.value_of(right)

@@ -328,6 +328,8 @@ GOOD = "<think>one and one</think>\n<answer>2</answer>"
         ({"form": "answer"}, "well", False),
         ({"form": "boxed"}, r"so \boxed{2}", True),
         ({"form": "boxed"}, r"so \boxed{2", False),
+        ({"form": "boxed"}, r"<think>\boxed{2}?</think> Two.", False),
+        ({"form": "boxed"}, r"<think>\boxed{2}?</think> \boxed{3}", True),
         ({"form": "pattern", "pattern": r"a.*b"}, "a\nb", True),
         ({"form": "pattern", "pattern": r"a.*b"}, "a\nb\n", False),
     ],

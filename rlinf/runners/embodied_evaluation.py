@@ -312,6 +312,19 @@ class PlayingTask(Task[EvaluatedT]):
         self._warn_of_far_actions(spec)
         self._warn_of_unread_pictures(spec)
 
+    def begin(self, run: Run) -> None:
+        """Say where no evaluation during training falls due, nor what depends on one."""
+        super().begin(run)
+        interval, start = self.config.evaluation.interval, self.config.evaluation.start
+        due = min(interval, self.steps)
+        last = self.steps // due * due if due else start
+        if due < interval or last < start:
+            log.warning(
+                "evaluation.interval = %d and evaluation.start = %d: none of the %d steps of the "
+                "run is evaluated; nearest: %d and %d",
+                interval, start, self.steps, due, min(start, last),
+            )  # fmt: skip
+
     def _warn_of_unread_pictures(self, spec: EnvSpec) -> None:
         """A policy on states alone learns nothing from what the environment may show in no other
         way."""

@@ -108,6 +108,7 @@ class SupervisedTask(Task[ConfigT]):
                 steps,
                 steps,
             )
+        super().begin(run)
 
     def evaluate(self, run: Run, purpose: Purpose) -> Evaluated | None:
         """The loss of the validation of this step, by which the best weights are kept."""

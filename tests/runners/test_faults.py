@@ -161,6 +161,18 @@ def test_pictures_that_the_policy_does_not_read_are_told_of_once(tmp_path, caplo
     assert told == ["main_images: not read by mlp; nearest: cnn"]
 
 
+@pytest.mark.parametrize(
+    ("interval", "start", "nearest"),
+    [(50, 0, "8 and 0"), (2, 9, "2 and 8"), (3, 7, "3 and 6"), (8, 8, None), (0, 0, None)],
+)
+def test_evaluations_that_are_never_due_are_told_of(tmp_path, caplog, interval, start, nearest):
+    words = [f"evaluation.interval={interval}", f"evaluation.start={start}"]
+    Embodied(small_config(tmp_path, *(words if interval else words[:1])), tmp_path).begin(None)
+    told = f"none of the 8 steps of the run is evaluated; nearest: {nearest}"
+    assert (told in caplog.text) == (nearest is not None)
+    assert len(caplog.records) == (nearest is not None)
+
+
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
     options = "options={id: 'tests.runners.odd_envs:Unmade-v0'}"
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1

@@ -136,6 +136,13 @@ def test_a_run_whose_ranks_write_parts_ends_and_is_read_like_any(
     assert main(["convert", "run", str(parts), "--out", str(tmp_path / "policy")]) == 0
     converted = tmp_path / "policy" / "policy.safetensors"
     assert converted.read_bytes() == (parts / "policy.safetensors").read_bytes()
+    here = ("local", "{}", "null")
+    keys = ("runtime", "component_placement", "cpu_devices_per_node")
+    alone = [f"cluster.{key}={value}" for key, value in zip(keys, here, strict=True)]
+    assert main(["eval", str(parts), *alone]) == 0
+    assert "n = 4" in capsys.readouterr().out
+    assert main(["resume", str(parts), *alone, "runner.total_env_steps=512"]) == 0
+    assert not (parts / "checkpoints/latest/actor/.metadata").exists()
 
 
 def test_a_run_is_evaluated_again(reference: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -230,7 +230,8 @@ class EvaluatedConfig(PlacedConfig):
             for key, section in self.env.sections.items():
                 yield from unused(section, idle, without=without, at=f"{key}.")
             yield from unused(self.model, self.model.of_exploration, without=without, at="model.")
-        if self.checkpoint.layout == "sharded" and not self.divides_policy:
+        # One rank of fsdp has no part either: a run of several may go on there.
+        if self.checkpoint.layout == "sharded" and self.actor.type != "fsdp":
             yield illegal(
                 "checkpoint.layout",
                 "is sharded, but no rank has a part of a robot's policy",

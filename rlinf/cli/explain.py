@@ -63,6 +63,9 @@ def explain(
 def _nearest(key: str, problems: Mapping[str, Sequence[str]]) -> str:
     """What to say of a key that no task has, from what is said of it for each; the more certain.
     Empty where it is like no key of any."""
+    many = f"several keys end in `{key}`: "
+    if ending := [text.removeprefix(many) for text in problems if text.startswith(many)]:
+        return many + ", ".join(dict.fromkeys(each for told in ending for each in told.split(", ")))
     for words in ("; here that is ", "; did you mean "):
         hints = {text.partition(words)[2]: tasks for text, tasks in problems.items()
                  if words in text}  # fmt: skip

@@ -57,8 +57,8 @@ def explain(
 ) -> list[Explanation]:
     """Return what ``key`` of a whole config means, once per component type that has it.
 
-    Its last part alone is enough where only one key ends in it. Only recipes of ``task`` are said
-    to set the key; None: all are.
+    Its last part alone stands for the keys that end in it, where they are not too many. Only
+    recipes of ``task`` are said to set the key; None: all are.
 
     Raises:
         ConfigError: No key is named so; the message has the nearest.
@@ -67,17 +67,17 @@ def explain(
     names = list(dict.fromkeys(name for name, _, _ in entries))
     key = _without_own_names(key, {name: field for name, _, field in entries})
     try:
-        key = _full_key(key, names)
+        keys = _full_keys(key, names)
     except ConfigError as error:
         broken = [line for _, _, field in entries for line in broken_components(field)]
         raise ConfigError("\n".join(dict.fromkeys([str(error), *broken]))) from error
-    found = [(owner, field) for name, owner, field in entries if name == key]
+    found = [(name, owner, field) for name, owner, field in entries if name in keys]
     word = key.rpartition(".")[2]
     every = {name: _ready(name) for name in recipe_names() if word in _text(find_recipe(name))}
     recipes = {n: data for n, data in every.items() if task is None or data.get("task") == task}
     # One class can be reached twice, as the train and the eval section of an env can.
-    unique = {id(owner): (owner, field) for owner, field in found}
-    return [_explanation(key, owner, field, recipes) for owner, field in unique.values()]
+    unique = {(name, id(owner)): (name, owner, field) for name, owner, field in found}
+    return [_explanation(*each, recipes) for each in unique.values()]
 
 
 @functools.cache
@@ -108,14 +108,14 @@ def _without_own_names(key: str, fields: Mapping[str, FieldInfo]) -> str:
     return ".".join(kept)
 
 
-def _full_key(key: str, names: list[str]) -> str:
+def _full_keys(key: str, names: list[str]) -> list[str]:
     if key in names:
-        return key
+        return [key]
     ending = [name for name in names if name.endswith(f".{key}")]
-    if len(ending) == 1:
-        return ending[0]
+    if len(ending) > _MOST_ELSEWHERE:
+        raise ConfigError(f"several keys end in `{key}`: {_listed(ending)}")
     if ending:
-        raise ConfigError(f"several keys end in `{key}`: {', '.join(ending)}")
+        return ending
     section, _, name_there = key.rpartition(".")
     here = [n for n in names_here(name_there, section.rpartition(".")[2]) if n in names]
     if here:

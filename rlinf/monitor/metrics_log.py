@@ -12,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.files import is_disk_full
-from rlinf.errors import CheckpointError, RunFailure
-from rlinf.monitor.loggers.base import REGISTRY, LoggerConfig, LoggerContext, MetricLogger
+from rlinf.errors import CheckpointError, ConfigError, RunFailure, UserError
+from rlinf.monitor.loggers.base import (
+    REGISTRY,
+    Ending,
+    LoggerConfig,
+    LoggerContext,
+    MetricLogger,
+)
 from rlinf.monitor.run_directory import METRICS_FILE
 
 logger = logging.getLogger(__name__)
@@ -57,8 +63,10 @@ class MetricsLog:
         )
         self._file = JsonlLogger(context)
         self._loggers: dict[str, MetricLogger] = {
-            name: REGISTRY.load(name)(context) for name in config.backends if name != "jsonl"
+            name: _opened(name, context) for name in config.backends if name != "jsonl"
         }
+        self.ending: Ending = "finished"
+        """How the run ended, which hosted loggers show."""
 
     @property
     def active(self) -> list[str]:
@@ -94,6 +102,8 @@ class MetricsLog:
 
     def close(self) -> None:
         """Let every logger send what is left."""
+        for target in self._loggers.values():
+            target.ending = self.ending
         self._each(lambda target: target.close())
         self._loggers.clear()
         self._file.close()
@@ -112,8 +122,28 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.ending = "interrupted" if issubclass(kind, KeyboardInterrupt) else "failed"
         self.close()
+
+
+def _opened(name: str, context: LoggerContext) -> MetricLogger:
+    """A logger; ConfigError where a hosted service is not to be had."""
+    logger_class = REGISTRY.load(name)
+    try:
+        return logger_class(context)
+    except UserError:
+        raise
+    except Exception as error:
+        if not logger_class.remedy:
+            raise
+        said = next((line for line in str(error).splitlines() if line.strip()), repr(error))
+        raise ConfigError(
+            f"{logger_class.title} refused the run: {said}; nearest: {logger_class.remedy}, or "
+            f"{'no ' + name if context.mode == 'offline' else 'logger.mode=offline'}",
+            key="logger.backends",
+        ) from error
 
 
 class JsonlLogger(MetricLogger):

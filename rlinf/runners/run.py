@@ -130,7 +130,9 @@ class Run:
             if not self.interrupted:
                 self.task.conclude(self)
             self._store.require(self.state.step)
-            if not self.interrupted:  # else there may be something left to make up for
+            if self.interrupted:  # there may be something left to make up for
+                self._metrics_log.ending = "interrupted"
+            else:
                 self.directory.note_end(self._end)
         return self.state
 

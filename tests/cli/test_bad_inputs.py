@@ -231,6 +231,7 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
     ("words", "parts"),
     [
         (["explain", "gae_lamda"], ["no key `gae_lamda`", "`algorithm.gae_lambda`"]),
+        (["explain", "type"], ["several keys end in `type`: ", "`critic.lr_sched.type`"]),
         (["list", "nothing"], ["error: `nothing` is nothing that can be listed; known: algorit"]),
         (
             ["list", "model"],

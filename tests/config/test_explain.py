@@ -52,6 +52,17 @@ def test_a_key_of_several_components_is_explained_for_each() -> None:
     assert [value for _, value in grpo.settings] == ["1"]
 
 
+def test_keys_with_the_same_end_are_explained_each() -> None:
+    class Part(StrictModel):
+        rate: float = 0.1
+
+    class Whole(StrictModel):
+        one: Part = Part()
+        two: Part = Part()
+
+    assert [each.key for each in explain(Whole, "rate")] == ["one.rate", "two.rate"]
+
+
 def test_a_section_lists_its_keys() -> None:
     (found,) = explain(Recipe, "optimizer")
     assert ("learning_rate", "Step size.") in found.children

@@ -8,7 +8,9 @@ import sqlite3
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from importlib.metadata import EntryPoint
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -185,6 +187,22 @@ class Flaky(MetricLogger):
     def close(self): ...
 
 
+class Refusing(Flaky):
+    title = "Refusing"
+    remedy = "to log in"
+
+    def __init__(self, context):
+        raise RuntimeError("\nno such user\nand so on")
+
+
+class Ending(Flaky):
+    title = "Ending"
+    seen: ClassVar = []
+
+    def close(self):
+        self.seen.append(self.ending)
+
+
 class Absent(Flaky):
     title = "Absent"
     packages = ("json", "no_such_package_at_all")
@@ -210,6 +228,36 @@ def test_a_failing_logger_of_another_package_is_dropped_with_one_warning(
         "The logger Flaky failed and is dropped (ConnectionError: server gone). "
         f"The numbers are in {tmp_path / 'metrics.jsonl'}."
     ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "instead"), [("online", "logger.mode=offline"), ("offline", "no refusing")]
+)
+def test_a_service_that_refuses_a_run_is_a_mistake_of_the_user(
+    tmp_path, monkeypatch, mode, instead
+):
+    add_outside_logger(monkeypatch, "Refusing")
+    config = LoggerConfig(backends=("refusing",), mode=mode)
+    told = f"Refusing refused the run: no such user; nearest: to log in, or {instead}$"
+    with pytest.raises(ConfigError, match=told):
+        MetricsLog(tmp_path, config)
+    monkeypatch.setattr(Refusing, "remedy", "")
+    with pytest.raises(RuntimeError):
+        MetricsLog(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    ("raised", "ending"),
+    [(None, "finished"), (KeyboardInterrupt, "interrupted"), (RunFailure, "failed")],
+)
+def test_loggers_are_told_how_a_run_ended(tmp_path, monkeypatch, raised, ending):
+    add_outside_logger(monkeypatch, "Ending")
+    monkeypatch.setattr(Ending, "seen", [])
+    metrics = MetricsLog(tmp_path, LoggerConfig(backends=("ending",)))
+    with suppress(KeyboardInterrupt, RunFailure), metrics:
+        if raised is not None:
+            raise raised
+    assert Ending.seen == [ending]
 
 
 def test_a_missing_package_is_named_before_the_run_starts(tmp_path, monkeypatch):
@@ -278,3 +326,12 @@ def test_mlflow_in_a_file(tmp_path, monkeypatch):
         # Building its tables must not have silenced our own logging.
         assert not logging.getLogger("rlinf.monitor.metrics_log").disabled
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
+
+
+@pytest.mark.slow
+def test_mlflow_without_its_server(tmp_path, monkeypatch):
+    pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
+        MetricsLog(tmp_path, LoggerConfig(backends=("mlflow",)))

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("transformers")
 
 from rlinf.cli.main import main
+from rlinf.monitor.metrics_log import MetricsLog
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.reasoning import Reasoning
 from rlinf.scheduler.cpu_slots import available_cores
@@ -149,11 +150,21 @@ class StopAfter(threading.Event):
 
 
 @pytest.mark.parametrize("questions", [1, 3])
-def test_interrupted_and_resumed(reference: Path, tmp_path: Path, questions: int) -> None:
+def test_interrupted_and_resumed(
+    reference: Path, tmp_path: Path, questions: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endings, close = [], MetricsLog.close
+
+    def closed(metrics: MetricsLog) -> None:
+        endings.append(metrics.ending)
+        close(metrics)
+
+    monkeypatch.setattr(MetricsLog, "close", closed)
     run = train(tmp_path, stop=StopAfter(questions))
     done = len(untimed(run))
     assert done < 5
     resume(run, small_config(tmp_path))
+    assert endings == ["interrupted", "finished"]
     assert_equal_runs(reference, run)
 
 

@@ -18,6 +18,9 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
 from rlinf.errors import MissingPackageError
 
+Ending = Literal["finished", "interrupted", "failed"]
+"""How a run can end; one that was interrupted may go on."""
+
 
 @dataclass(frozen=True)
 class LoggerContext:
@@ -48,6 +51,11 @@ class MetricLogger(ABC):
     """Import names of the packages that it needs."""
     extra: ClassVar[str] = ""
     """Extra of this project that installs them."""
+    remedy: ClassVar[str] = ""
+    """Of a hosted service, what to do where it refuses a run; then what :meth:`__init__` raises is
+    told as the user's mistake."""
+    ending: Ending = "finished"
+    """How the run ended, once :meth:`close` is called."""
 
     @abstractmethod
     def __init__(self, context: LoggerContext) -> None: ...

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rlinf.monitor.loggers.base import LoggerContext, MetricLogger, remembered_id
+from rlinf.monitor.loggers.base import Ending, LoggerContext, MetricLogger, remembered_id
 
 if TYPE_CHECKING:
     from mlflow.utils.async_logging.run_operations import RunOperations
 
 _MAX_PARAMETER = 500
+_STATES: Mapping[Ending, str] = {
+    "finished": "FINISHED",
+    "interrupted": "KILLED",
+    "failed": "FAILED",
+}
+_CLOSING_SECONDS = 30.0
+"""Which the end of a run waits for the server."""
+_RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
+"""Each waits twice as long as the one before; with MLflow's own 7 a server that is not there holds
+up the beginning and the end of a run for four minutes each."""
 
 
 class MlflowLogger(MetricLogger):
@@ -24,10 +35,12 @@ class MlflowLogger(MetricLogger):
     title = "MLflow"
     packages = ("mlflow", "sqlalchemy", "alembic")
     extra = "mlflow"
+    remedy = "to start the server that MLFLOW_TRACKING_URI names"
 
     def __init__(self, context: LoggerContext) -> None:
         from mlflow import MlflowClient
 
+        os.environ.setdefault(_RETRIES, "4")
         directory = context.run_dir / "mlflow"
         directory.mkdir(parents=True, exist_ok=True)
         store = f"sqlite:///{(directory / 'mlflow.db').resolve()}"
@@ -63,10 +76,28 @@ class MlflowLogger(MetricLogger):
         self._pending = self._client.log_batch(self._run_id, metrics=entries, synchronous=False)
 
     def close(self) -> None:
-        """Mark the run as finished."""
-        if self._pending is not None:
-            self._pending.wait()  # batches are sent in order, so the last one is enough
-        self._client.set_terminated(self._run_id)
+        """Mark the run as ended.
+
+        Raises:
+            TimeoutError: The server does not take what is left.
+        """
+        failed: list[BaseException] = []
+        sending = threading.Thread(target=self._end, args=(failed,), daemon=True)
+        sending.start()
+        sending.join(_CLOSING_SECONDS)
+        if sending.is_alive():
+            os.environ[_RETRIES] = "0"  # of what MLflow sends before the process ends
+            raise TimeoutError(f"the server has not answered for {_CLOSING_SECONDS:g} s")
+        if failed:
+            raise failed[0]
+
+    def _end(self, failed: list[BaseException]) -> None:
+        try:
+            if self._pending is not None:
+                self._pending.wait()  # batches are sent in order, so the last one is enough
+            self._client.set_terminated(self._run_id, status=_STATES[self.ending])
+        except Exception as error:  # noqa: BLE001 - it is raised by who waits
+            failed.append(error)
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -5,7 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 
-from rlinf.monitor.loggers.base import LoggerContext, MetricLogger, remembered_id
+from rlinf.monitor.loggers.base import Ending, LoggerContext, MetricLogger, remembered_id
+
+_STATES: Mapping[Ending, str] = {
+    "finished": "success",
+    "interrupted": "aborted",
+    "failed": "crashed",
+}
 
 
 class SwanLabLogger(MetricLogger):
@@ -14,6 +20,7 @@ class SwanLabLogger(MetricLogger):
     title = "SwanLab"
     packages = ("swanlab",)
     extra = "swanlab"
+    remedy = "to log in with `swanlab login`"
 
     def __init__(self, context: LoggerContext) -> None:
         import swanlab
@@ -37,4 +44,5 @@ class SwanLabLogger(MetricLogger):
 
     def close(self) -> None:
         """Finish the run."""
-        self._run.finish()
+        reason = "see the log of the run" if self.ending == "failed" else None
+        self._run.finish(state=_STATES[self.ending], error=reason)

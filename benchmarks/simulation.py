@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 from scenarios import find_scenario, run_scenario, scenarios, table
 
+from rlinf.errors import UserError
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -27,6 +29,17 @@ def main() -> None:
     parser.add_argument("--staleness", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
+    for name, least in (("steps", 1), ("staleness", 0), ("seed", 0)):
+        if getattr(arguments, name) < least:
+            parser.error(f"--{name} {getattr(arguments, name)} is not possible; nearest: {least}")
+    try:
+        simulate(arguments)
+    except UserError as error:
+        parser.error(str(error))
+
+
+def simulate(arguments: argparse.Namespace) -> None:
+    """Print the tables of the scenarios that are asked for."""
     for name in [arguments.scenario] if arguments.scenario else sorted(scenarios()):
         print(f"SIMULATED, not measured: {name}\n{find_scenario(name).about}")
         begin = time.perf_counter()

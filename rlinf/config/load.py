@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException, UnsupportedInterpolationType
 
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.yaml_source import read_value, read_yaml
@@ -245,7 +245,12 @@ class _Layers:
         except OmegaConfBaseException as error:
             key = getattr(error, "full_key", None)
             where = f"{self.sources.get(key, '')} `{key}`".strip() if key else "recipe"
-            raise ConfigError(f"{where}: {_first_line(error)}") from error
+            known = ""
+            if isinstance(error, UnsupportedInterpolationType):
+                known = (
+                    "; known: ${a.b} of another key, ${oc.env:NAME}, ${oc.decode:${oc.env:NAME}}"
+                )
+            raise ConfigError(f"{where}: {_first_line(error)}{known}") from error
         for key, value in _flatten(data):  # type: ignore[arg-type]
             if value == _MISSING:
                 told = f"`{key}`: `???` stands for a value that is missing; give one"

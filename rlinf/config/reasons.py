@@ -257,5 +257,5 @@ def _text_hint(kind: str, value: str) -> str:
     if kind in ("int_type", "float_type"):
         with suppress(ValueError):
             if math.isfinite(float(value)):
-                return f", not text; without quotes: {value}"
+                return f", not text; without quotes: {value}, or by ${{oc.decode:…}}"
     return ", not text"

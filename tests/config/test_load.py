@@ -149,6 +149,12 @@ def test_a_placement_of_components_is_replaced_and_its_entries_are_not(folder: P
     assert added.data["cluster"] == {"cpus": 2, "component_placement": {"actor": 1, "env": 0}}
 
 
+def test_an_interpolation_that_is_not_known_is_told_of_those_that_are(folder: Path) -> None:
+    (folder / "own.yaml").write_text('seed: "${subtract:20,4}"\n')
+    with pytest.raises(ConfigError, match=r"type subtract; known: \$\{a.b\} of another key"):
+        load_recipe(str(folder / "own.yaml"))
+
+
 def test_interpolation_takes_a_value_that_is_written_once(folder: Path) -> None:
     write(folder / "mine.yaml", "a: 3\nb: {c: '${a}'}\n")
     assert load_recipe("mine.yaml", ["a=4"]).data == {"a": 4, "b": {"c": 4}}

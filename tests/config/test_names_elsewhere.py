@@ -47,6 +47,13 @@ def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
         ("reasoning/arithmetic_grpo", "rollout.n=8", "here that is `rollout.group_size`"),
         ("reasoning/arithmetic_grpo", "beta=0", "here that is `algorithm.kl_beta`"),
         ("quickstart", "beta=0", "the config has no key `beta`; here that is `algorithm.kl_beta`"),
+        ("reasoning/arithmetic_grpo", "algorithm.importance_sampling_fix=true",
+         "here that is `algorithm.importance_sampling`"),
+        ("reasoning/arithmetic_grpo", "rollout.enable_offload=true",
+         "here that is `cluster.residency`"),
+        ("quickstart", "algorithm.staleness_threshold=1", "here that is `rollout.max_staleness`"),
+        ("quickstart", "actor.training_backend=fsdp", "here that is `actor.type`"),
+        ("quickstart", "runner.task_type=embodied", "here that is `task`"),
         ("quickstart", "num_generations=8", "no key `num_generations`; did you mean"),
     ],
 )  # fmt: skip

@@ -47,7 +47,7 @@ from tests.config.sample import GOOD, Recipe
         ({"algorithm": {"type": "grpo"}}, "algorithm.group_size: is required"),
         ({"seed": -1}, "seed = -1: must be >= 0; nearest: 0"),
         ({"seed": None}, "seed = null: must be a whole number; it is empty"),
-        ({"seed": "3"}, "seed = '3': must be a whole number, not text; without quotes: 3"),
+        ({"seed": "3"}, "seed = '3': must be a whole number, not text; without quotes: 3, or"),
         ({"seed": "None"}, "seed = 'None': must be a whole number; for no value write null"),
         ({"seed": 2.5}, "seed = 2.5: must be a whole number; nearest: 2"),
         ({"seed": True}, "seed = true: must be a whole number, not true"),

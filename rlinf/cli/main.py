@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 the run failed, 2 the user can correct it, 130 interrupted
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
@@ -73,6 +74,10 @@ def _options(
     debug: Debug = False,
 ) -> None:
     """Reinforcement-learning post-training for models that act."""
+    if os.environ.get("RLINF_EXT_MODULE"):
+        from rlinf.scheduler.runtime.launch import register_extensions
+
+        register_extensions(again=False)  # what it adds may stand in the recipe
 
 
 def _at_home(argument: str) -> str:

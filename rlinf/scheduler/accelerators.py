@@ -16,7 +16,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from rlinf.scheduler.errors import HardwareError
+from rlinf.scheduler.errors import HardwareError, SchedulerUsageError
 from rlinf.scheduler.profiler import close_window, open_window, profiled_range
 
 
@@ -148,10 +148,29 @@ def process_device(
 
     ``accelerator_type`` is the kind of devices that it was given, or else of those that it sees;
     ``number`` is which of those that it sees, or else the current one.
+
+    Raises:
+        SchedulerUsageError: ``RLINF_DEVICE`` names none on which torch can compute here.
     """
     kind = detect_accelerators()[0] if accelerator_type is None else accelerator_type
-    device = os.environ.get(DEVICE_VARIABLE) or VENDORS[kind].device or "cpu"
+    named = os.environ.get(DEVICE_VARIABLE)
+    device = _known(named) if named else VENDORS[kind].device or "cpu"
     return device if number is None or ":" in device or device == "cpu" else f"{device}:{number}"
+
+
+@cache
+def _known(device: str) -> str:
+    """A device that is named, once torch has made a tensor there."""
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except Exception as error:  # one that torch was not built for is an AssertionError
+        raise SchedulerUsageError(
+            f"{DEVICE_VARIABLE} is '{device}', on which torch cannot compute here: "
+            f"{str(error).splitlines()[0]}; nearest: cpu, or leave it out"
+        ) from error
+    return device
 
 
 def installed_accelerators() -> tuple[AcceleratorType, int]:

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from rlinf.scheduler.accelerators import DEVICE_VARIABLE, process_device
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import SchedulerUsageError
@@ -93,6 +94,8 @@ class Cluster(NodeTable, ClusterMembers):
         if config.runtime == "local":
             from rlinf.scheduler.runtime.local import LocalRuntime
 
+            if os.environ.get(DEVICE_VARIABLE):
+                process_device()  # one that is not there is told before anything starts
             self.runtime: Runtime = LocalRuntime(config, deadline)
         else:
             _prepare_ray()

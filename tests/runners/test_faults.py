@@ -173,6 +173,15 @@ def test_evaluations_that_are_never_due_are_told_of(tmp_path, caplog, interval, 
     assert len(caplog.records) == (nearest is not None)
 
 
+def test_a_device_that_is_not_there_ends_no_run_that_had_begun(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("RLINF_DEVICE", "bogus")
+    words = [str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run")]
+    assert main(["train", *words]) == 2
+    captured = capsys.readouterr()
+    assert "the run did not begin, and left nothing behind" in captured.out
+    assert "RLINF_DEVICE is 'bogus', on which torch cannot compute here: " in captured.err
+
+
 def test_what_a_simulator_raises_while_it_is_built_is_said_first(tmp_path, capsys):
     options = "options={id: 'tests.runners.odd_envs:Unmade-v0'}"
     assert main(["train", str(write_recipe(tmp_path)), f"env.train.{options}"]) == 1

@@ -37,3 +37,7 @@ def test_a_module_that_cannot_be_used_is_named(monkeypatch):
     monkeypatch.setenv("RLINF_EXT_MODULE", "json")
     with pytest.raises(UserError, match=r"'json', which has no function 'register\(\)'"):
         register_extensions()
+    monkeypatch.setenv("RLINF_EXT_MODULE", MODULE)
+    monkeypatch.setattr(f"{MODULE}.register", lambda: {}["boom"])
+    with pytest.raises(UserError, match=rf"register\(\) of '{MODULE}', .* raised KeyError: 'boom'"):
+        register_extensions()

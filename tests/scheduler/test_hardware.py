@@ -10,9 +10,15 @@ from hypothesis import strategies as st
 
 from rlinf.errors import UserError
 from rlinf.scheduler import accelerators, cpu_slots
-from rlinf.scheduler.accelerators import VENDORS, CollectiveGroupOptions, detect_accelerators
+from rlinf.scheduler.accelerators import (
+    VENDORS,
+    CollectiveGroupOptions,
+    detect_accelerators,
+    process_device,
+)
 from rlinf.scheduler.cluster_sections import FrankaConfig
 from rlinf.scheduler.cpu_slots import available_cores, divide_cores, thread_environment
+from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.hardware import (
     Accelerator,
     AcceleratorType,
@@ -65,6 +71,15 @@ def test_a_machine_without_an_accelerator():
     assert detect_accelerators() == (AcceleratorType.NO_ACCEL, 0)
     assert AcceleratorUtil.get_accelerator_type() is AcceleratorType.NO_ACCEL
     assert enumerate_hardware() == []
+
+
+def test_a_device_that_torch_has_not_is_refused(monkeypatch):
+    monkeypatch.setenv("RLINF_DEVICE", "bogus")
+    told = "RLINF_DEVICE is 'bogus', on which torch cannot compute here: .*; nearest: cpu"
+    with pytest.raises(SchedulerUsageError, match=told):
+        process_device()
+    monkeypatch.setenv("RLINF_DEVICE", "cpu")
+    assert process_device() == "cpu"
 
 
 def test_threads_of_one_process_compute_on_their_own_devices(monkeypatch):

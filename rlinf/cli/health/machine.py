@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from rlinf.cli.health.packages import Finding, gigabytes, installed
-from rlinf.errors import install_command
+from rlinf.errors import UserError, install_command
 
 _SMALL_SHARED_MEMORY = 1e9
 _SMALL_MEMORY = 2e9
@@ -135,8 +135,17 @@ def _accelerators() -> Finding:
         return Finding("accelerators", "failed", "torch is not installed", "pip install torch")
     import torch
 
-    from rlinf.scheduler.accelerators import VENDORS, detect_accelerators
+    from rlinf.scheduler.accelerators import (
+        DEVICE_VARIABLE,
+        VENDORS,
+        detect_accelerators,
+        process_device,
+    )
 
+    try:
+        process_device()
+    except UserError as error:
+        return Finding("accelerators", "failed", str(error), f"unset {DEVICE_VARIABLE}")
     kind, count = detect_accelerators()
     platform = VENDORS[kind].torch_platform()
     names = [] if platform is None else [platform.get_device_name(i) for i in range(count)]

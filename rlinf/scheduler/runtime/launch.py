@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from rlinf.errors import UserError
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerInfo
 from rlinf.scheduler.cpu_slots import thread_environment
@@ -213,7 +214,16 @@ def register_extensions(*, again: bool = True) -> None:
         if not hasattr(module, "register"):
             raise SchedulerUsageError(
                 f"{EXTENSION_VARIABLE} names '{name}', which has no function 'register()'. Add "
-                "one that registers your models and environments."
+                "one that registers what your workers need; simulators, which have processes of "
+                "their own, are added by entry points."
             )
-        module.register()
+        try:
+            module.register()
+        except UserError:
+            raise
+        except Exception as error:
+            raise SchedulerUsageError(
+                f"register() of '{name}', which {EXTENSION_VARIABLE} names, raised "
+                f"{type(error).__name__}: {error}"
+            ) from error
         _registered.add(name)

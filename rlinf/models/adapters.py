@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.language_config import AdapterConfig, LoraConfig
-from rlinf.models.policy import Policy
+from rlinf.models.policy import Policy, tied_to_embedding
 from rlinf.models.policy_weights import merged
 from rlinf.models.vision_language import last_part, vision_of
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 _PREFIX = "base_model.model."
 _SHOWN = 3  # names in a message
 _ALL = slice(None)
+_TIED = "has the weights of the input embedding, which an adapter of it alone cannot be merged into"
 _BEGUN = "_rlinf_begun"  # attribute of layers whose adapter is from a file
 
 
@@ -86,7 +87,8 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
         for name, part in model.named_modules()
         if isinstance(part, nn.Linear) and id(part) not in seeing
     }
-    beside, tied = _beside_experts(model), _tied_to_embedding(model)
+    beside = _beside_experts(model)
+    tied = {last_part(name) for name in tied_to_embedding(model)}
     names = {last_part(name) for name in layers} - beside - tied
     for name in config.target_modules or ():
         if name in names:
@@ -98,10 +100,7 @@ def peft_settings(model: Any, config: LoraConfig) -> Any:
                 "tensor"
             )
         elif name in tied:
-            reason = (
-                f"{name} has the weights of the input embedding, which an adapter of it alone "
-                "cannot be merged into"
-            )
+            reason = f"{name} {_TIED}"
         raise ConfigError(
             f"{reason}; legal: {', '.join(sorted(names))}", key="actor.lora.target_modules"
         )
@@ -133,16 +132,6 @@ def _beside_experts(model: nn.Module) -> set[str]:
         for name, part in model.named_modules()
     )
     return {"gate_proj", "up_proj", "down_proj", "gate", "w1", "w2", "w3"} if fused else set()
-
-
-def _tied_to_embedding(model: Any) -> set[str]:
-    """Last names of linear layers whose weights are those of the input embedding."""
-    embedding = model.get_input_embeddings().weight
-    return {
-        last_part(name)
-        for name, part in model.named_modules()
-        if isinstance(part, nn.Linear) and part.weight is embedding
-    }
 
 
 def load_adapter(model: Any, config: LoraConfig) -> None:
@@ -316,12 +305,14 @@ def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
     names = list(policy.adapted_layers())
     chosen = set(names)
     if config.target_modules is not None:
-        found = {t: {n for n in names if f".{t}." in f".{n}."} for t in config.target_modules}
+        found = {t: _layers_of(t, names) for t in config.target_modules}
         unknown = [target for target, layers in found.items() if not layers]
         if unknown:
+            tied = _layers_of(unknown[0], tied_to_embedding(policy))
+            none = f"the policy has no linear layer {unknown[0]}"
+            reason = f"{min(tied)} {_TIED}" if tied else none
             raise ConfigError(
-                f"the policy has no linear layer {unknown[0]}; legal: {', '.join(names)}",
-                key="actor.lora.target_modules",
+                f"{reason}; legal: {', '.join(names)}", key="actor.lora.target_modules"
             )
         chosen = set().union(*found.values())
     generator = torch.Generator().manual_seed(seed)
@@ -336,6 +327,11 @@ def adapt_policy(policy: Policy, config: AdapterConfig, *, seed: int) -> None:
         owner, _, last = name.rpartition(".")
         adapted = make(layer, config, generator=generator)
         setattr(policy.get_submodule(owner), last, adapted)
+
+
+def _layers_of(target: str, names: Iterable[str]) -> set[str]:
+    """Those of the layers whose names have the parts that a target says."""
+    return {name for name in names if f".{target}." in f".{name}."}
 
 
 def acting_policy(

@@ -254,10 +254,13 @@ class Policy(torch.nn.Module, ABC):
 
     def adapted_layers(self) -> Iterator[str]:
         """Names of the linear layers that adapters wrap: all but those of the values, which begin
-        afresh and are trained whole."""
+        afresh and are trained whole, and those whose weights an embedding has, too."""
         of_values = {id(parameter) for parameter in self.value_parameters()}
+        tied = tied_to_embedding(self)
         for name, part in self.named_modules():
-            if isinstance(part, torch.nn.Linear) and id(part.weight) not in of_values:
+            if not isinstance(part, torch.nn.Linear) or name in tied:
+                continue
+            if id(part.weight) not in of_values:
                 yield name
 
     def trained_beside_adapters(self) -> Iterator[torch.nn.Parameter]:
@@ -330,6 +333,18 @@ def repeated_layers(module: torch.nn.Module) -> list[torch.nn.Module]:
     """The longest list of modules in a module: its layers."""
     lists = [list(part) for part in module.modules() if isinstance(part, torch.nn.ModuleList)]
     return max(lists, key=len, default=[])
+
+
+def tied_to_embedding(module: torch.nn.Module) -> set[str]:
+    """Names of the linear layers whose weights are those of an embedding, too: an adapter of such a
+    layer alone cannot be merged into them."""
+    parts = dict(module.named_modules())
+    embeddings = {id(e.weight) for e in parts.values() if isinstance(e, torch.nn.Embedding)}
+    return {
+        name
+        for name, part in parts.items()
+        if isinstance(part, torch.nn.Linear) and id(part.weight) in embeddings
+    }
 
 
 def checkpoint_layers(policy: Policy) -> None:

@@ -16,7 +16,11 @@ from rlinf.data.pictures import VISION_TOKENS, write_settings
 from rlinf.data.tokenizer import train_tokenizer
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
+from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
+from rlinf.models.language_config import AdapterConfig
+from rlinf.models.policy_weights import merged_adapters
+from rlinf.models.vla.qwen_vl import files
 from rlinf.models.vla.qwen_vl.config import QwenVLConfig
 from rlinf.models.vla.qwen_vl.files import question
 from rlinf.models.vla.token_policy import TOKENS
@@ -111,15 +115,18 @@ def test_recorded_actions_are_imitated_and_what_is_frozen_stays(policy):
     assert len(frozen.repeated_layers()) == 4
 
 
-@pytest.fixture(scope="module")
-def directory(policy, tmp_path_factory):
-    """A model in its published layout; its tokenizer has 256 rows less than the model."""
-    folder = tmp_path_factory.mktemp("published")
+def published(policy, folder):
+    """The model in its published layout; its tokenizer has 256 rows less than the model."""
     words = "".join([question(text) for text in TEXTS]).replace("<|vision_end|>", "")
     train_tokenizer([words, "user<|im_start|>"], folder, whole=VISION_TOKENS)
     write_settings(folder, patch_size=8)
     policy.network.model.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="module")
+def directory(policy, tmp_path_factory):
+    return published(policy, tmp_path_factory.mktemp("published"))
 
 
 @ONE
@@ -132,6 +139,29 @@ def test_a_published_directory_is_read(policy, directory):
     sample = loaded.sample(seen(), noise)
     again = loaded.evaluate_actions({**seen(), **sample.forward_inputs})
     assert (again.log_probs - sample.log_probs).abs().max() < 1e-5
+
+
+def test_adapters_leave_an_output_layer_alone_that_is_the_embedding(tmp_path, monkeypatch):
+    untied = files.ArchitectureConfig
+    monkeypatch.setattr(
+        files, "ArchitectureConfig", lambda **k: untied(**(k | {"tie_word_embeddings": True}))
+    )
+    folder = published(build(family="qwen2_5_vl"), tmp_path)
+    adapted, plain = (build(path=folder, max_prompt_tokens=200) for _ in range(2))
+    model = adapted.network.model
+    assert model.lm_head.weight is model.get_input_embeddings().weight
+    with pytest.raises(ConfigError, match=r"lm_head has the weights of the input embedding.*legal"):
+        adapt_policy(adapted, AdapterConfig(rank=2, target_modules=("lm_head",)), seed=0)
+    adapt_policy(adapted, AdapterConfig(rank=2), seed=0)
+    with torch.no_grad():
+        for name, each in adapted.named_parameters():
+            if "lora_B" in name:
+                each.normal_(0.0, 0.3)
+    sample = adapted.sample(seen(), {"actions": torch.rand(ROWS, CHUNK, ACTIONS)})
+    state = adapted.state_dict()
+    plain.load_state_dict(merged_adapters(state, state))
+    found = plain.evaluate_actions({**seen(), **sample.forward_inputs})
+    assert (found.log_probs - sample.log_probs).abs().max() < 1e-4
 
 
 @ONE

@@ -128,6 +128,7 @@ def policy(
 ) -> None:
     """Rename the weights of π₀, π₀.₅ or SmolVLA, bit for bit."""
     from rlinf.models.vla.conversion import convert, write_weights
+    from rlinf.models.vla.pi0.layouts import OF_PI05
 
     if out.exists():
         raise ConfigError(f"--out = '{out}' exists; give a new file")
@@ -137,3 +138,8 @@ def policy(
     say(f"{len(tensors)} tensors, from layout {found.layout.name} to {to}: {out}")
     if found.unknown:
         say(f"left out, as they are no part of the published model: {', '.join(found.unknown)}")
+    if to == "lerobot-0.4" and OF_PI05 in found.names:
+        say(
+            "lerobot 0.4 tells the state with zeros up to max_state_dim, later ones and openpi "
+            "without: a model that was not trained so acts in lerobot 0.5 or later"
+        )

@@ -68,12 +68,14 @@ def test_no_file_is_written_for_programs_that_cannot_read_it(layout: str) -> Non
      if kind == "pi0" or layout not in PI0_ALONE],
 )  # fmt: skip
 def test_every_layout_loads_whole_and_comes_back_bit_for_bit(
-    tmp_path: Path, kind: str, layout: str
+    tmp_path: Path, kind: str, layout: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     original = load_file(PARITY / kind / "model.safetensors")
     path = tmp_path / "converted.safetensors"
 
     assert main(["convert", "policy", str(PARITY / kind), "--to", layout, "--out", str(path)]) == 0
+    told = "lerobot 0.4 tells the state with zeros" in " ".join(capsys.readouterr().out.split())
+    assert told == ((kind, layout) == ("pi05", "lerobot-0.4"))
 
     found = translate(open_weights(path), LAYOUTS)
     assert (found.layout.name, found.unknown, list(found.unused)) == (layout, (), [EXPERT_HEAD])

@@ -394,6 +394,49 @@ def test_the_state_is_told_as_written(published: Path, kind: str, tiny: bool) ->
         assert tokens[row][mask[row]].tolist() == encoder[0](text)
 
 
+def test_a_state_is_told_with_zeros_behind_it_as_lerobot_0_4_did() -> None:
+    encoder, heads = tiny_encoder(), [state_head("close the drawer")]
+    prompts = StatePrompts(encoder, prompts=heads, limit=60, dim=2, told=5)
+    states = torch.tensor([[-1.0, 0.5]])
+    tokens, mask = prompts({"states": states}, states)
+    text = "Task: close the drawer, State: 0 192 128 128 128;\nAction: "
+    assert tokens[mask].tolist() == encoder[0](text)
+    with pytest.raises(ConfigError, match=r"is 1, .* states have 2 .*nearest: 2"):
+        StatePrompts(encoder, prompts=heads, limit=60, dim=2, told=1)
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "asked"),
+    [
+        ({"type": "pi05", "max_state_dim": 32}, {}, True),
+        ({"type": "pi05", "max_state_dim": 32}, {"told_state_dim": None}, False),
+        ({"type": "pi05", "max_state_dim": 32}, {"told_state_dim": 32}, False),
+        ({"type": "pi05", "max_state_dim": 32}, {"state_in_prompt": False}, False),
+        ({"type": "pi05", "max_state_dim": 32, "use_relative_actions": False}, {}, False),
+        ({}, {}, False),
+    ],
+)
+def test_a_directory_that_may_tell_a_state_with_zeros_is_asked_of(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    written: dict[str, Any],
+    options: dict[str, Any],
+    asked: bool,
+) -> None:
+    settings = json.loads((write_published(tmp_path, "pi05") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(settings | written))
+    config = REGISTRY.load("pi05")(path=tmp_path, num_action_chunks=5, **options)
+    policy = config.build(SEVEN, value_dim=0, seed=0)
+    assert ("trained by lerobot 0.4" in caplog.text) == asked
+    _, mask = policy._tokens({"states": torch.zeros(1, 5)}, torch.zeros(1, 5))
+    told = 32 if options.get("told_state_dim") else 5
+    each = 4  # a space and the figures of 128
+    if policy.tells_state:
+        head, tail = "Task: close the drawer, State:", ";\nAction: "
+        pieces = sum(len(published_encoder(tmp_path)[1](text)) for text in (head, tail))
+        assert int(mask.sum()) == 1 + pieces + told * each
+
+
 def test_a_state_that_is_too_long_to_tell() -> None:
     with pytest.raises(ConfigError, match="state_in_prompt: false") as caught:
         StatePrompts(tiny_encoder(), prompts=[state_head("a")], limit=20, dim=39)

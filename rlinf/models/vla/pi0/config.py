@@ -30,7 +30,7 @@ class PI05Config(FlowConfig):
     published_as = ("pi05",)
     also_called = ("pi0", "dexbotic_pi0")
     usually_normalised_by = "quantiles"
-    only_with: ClassVar = {"tokenizer": "path"}
+    only_with: ClassVar = {"tokenizer": "path", "told_state_dim": "state_in_prompt"}
     type: Literal["pi05"] = "pi05"
     """Which policy this section configures."""
     value_head: tuple[Width, ...] = (1024, 512, 256)
@@ -38,6 +38,10 @@ class PI05Config(FlowConfig):
     state_in_prompt: bool = True
     """Tell the state in the instruction, each dimension as one of 256 numbers; it is otherwise not
     read. Published models differ: the one of LIBERO does not read it."""
+    told_state_dim: int | None = Field(default=None, ge=1)
+    """Dimensions of the state in the instruction, with zeros behind those of the environment; null:
+    the environment's alone, as openpi and lerobot since 0.5 have trained. lerobot 0.4 filled them
+    up to its `max_state_dim`, 32, and its directories look alike."""
     max_prompt_tokens: int = Field(default=200, ge=1)
     """Tokens that an instruction with its state may have."""
 

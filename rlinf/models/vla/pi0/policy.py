@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
+from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
+from rlinf.models.policy import warn_of_policy
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import InstructionTable
@@ -31,6 +34,7 @@ from rlinf.models.vla.transformer import Prefix, TransformerSize
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
 
+log = logging.getLogger(__name__)
 
 _KNOWN = {
     "adapt_to_pi_aloha": False,
@@ -51,12 +55,12 @@ class PI0Policy(FlowPolicy):
         encoder = tiny_encoder() if config.path is None else published_encoder(
             config.tokenizer or config.path
         )  # fmt: skip
-        told = isinstance(config, PI05Config) and config.state_in_prompt
-        self.tells_state = told and self.state_dim > 0
-        limit = config.max_prompt_tokens
-        if self.tells_state:
+        limit, dim, self.tells_state = config.max_prompt_tokens, self.state_dim, False
+        if isinstance(config, PI05Config) and config.state_in_prompt and dim:
+            self.tells_state = True
+            _warn_of_padding(config, dim)
             heads = self.prompts_of(state_head)
-            return StatePrompts(encoder, limit=limit, dim=self.state_dim, **heads)
+            return StatePrompts(encoder, limit=limit, dim=dim, told=config.told_state_dim, **heads)
         return InstructionTable(encode=encoder[0], limit=limit, **self.prompts_of(plain_prompt))
 
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
@@ -87,6 +91,31 @@ class PI0Policy(FlowPolicy):
     @property
     def _values_from(self) -> str:
         return self._config.value_from or ("mean" if self.network.size.adaptive else "expert")
+
+
+def _warn_of_padding(config: PI05Config, dim: int) -> None:
+    """Tell where a directory may be one of lerobot 0.4, which told more dimensions of the state
+    than it has, and the section does not say whether it is.
+
+    What lerobot writes is the same from 0.4 to 0.5.0; what came next has `use_relative_actions`.
+    """
+    if config.path is None or "told_state_dim" in config.model_fields_set:
+        return
+    settings = read_settings(config.path.expanduser() / "config.json", key="model.path")
+    filled = settings.get("max_state_dim")
+    if (
+        settings.get("type") != "pi05"
+        or "use_relative_actions" in settings
+        or filled in (None, dim)
+    ):
+        return
+    warn_of_policy(
+        log,
+        "model.told_state_dim: %s is told the %d dimensions of the state, as openpi and lerobot "
+        "since 0.5 do; if it was trained by lerobot 0.4, which filled them up with zeros, give %s, "
+        "otherwise null",
+        config.path, dim, filled,
+    )  # fmt: skip
 
 
 def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> PI0Size:

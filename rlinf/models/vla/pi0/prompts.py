@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from rlinf.errors import ConfigError
 from rlinf.models.vla.instructions import (
@@ -71,6 +72,10 @@ class StatePrompts(nn.Module):
         encoder: See :func:`published_encoder`.
         limit: Tokens that a prompt may have.
         dim: D of the state.
+        told: Dimensions that are told, with zeros behind those of the state; None: D.
+
+    Raises:
+        ConfigError: There is no room for the state, or it has more dimensions than are told.
     """
 
     numbers: Tensor
@@ -84,20 +89,27 @@ class StatePrompts(nn.Module):
         prompts: Sequence[str],
         limit: int,
         dim: int,
+        told: int | None = None,
         free: Write | None = None,
     ) -> None:
         super().__init__()
+        if told is not None and told < dim:
+            raise ConfigError(
+                f"is {told}, and the environment's states have {dim} dimensions; nearest: {dim}",
+                key="model.told_state_dim",
+            )
         begin, more = encoder
+        dim, self._behind = told or dim, (told or dim) - dim
         tail, pieces = ";\nAction: ", [more(f" {number}") for number in range(-1, _NUMBERS)]
         longest = max(map(len, pieces))
-        told = len(more(tail)) + dim * longest
-        if told >= limit:
+        taken = len(more(tail)) + dim * longest
+        if taken >= limit:
             raise ConfigError(
-                f"a state of {dim} dimensions takes {told} tokens of the {limit} that the model is "
-                f"given; legal with it: {told + 1} or more, or state_in_prompt: false",
+                f"a state of {dim} dimensions takes {taken} tokens of the {limit} that the model "
+                f"is given; legal with it: {taken + 1} or more, or state_in_prompt: false",
                 key="model.max_prompt_tokens",
             )
-        self.heads = InstructionTable(prompts, begin, limit=limit, beside=told, free=free)
+        self.heads = InstructionTable(prompts, begin, limit=limit, beside=taken, free=free)
         head = prompts[0] if free is None else state_head("open it")
         example = [*begin(head), *pieces[8], *pieces[0], *pieces[201], *more(tail)]
         if begin(f"{head} 7 -1 200{tail}") != example:
@@ -114,6 +126,7 @@ class StatePrompts(nn.Module):
     def forward(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         """Tokens and mask, [B, L], with states [B, D] normalised to [−1, 1]."""
         ids, mask = self.heads(observations)
+        states = functional.pad(states, (0, self._behind))
         # openpi and lerobot, whose models these are, tell what is below −1 apart, as −1, and not
         # what is above 1; the first of the pieces is that −1.
         bins = ((states + 1.0) * (_NUMBERS / 2)).floor().clamp(-1, _NUMBERS - 1).long()

@@ -107,7 +107,7 @@ def _publish(trained: TrainedPolicy, config: PublishedConfig, out: Path) -> None
     from rlinf.models.vla.publishing import publish
 
     assert config.path is not None
-    policy = trained.build(trained.env_spec())
+    policy = trained.as_kept()
     assert isinstance(policy, VLAPolicy)
     found = publish(policy, config.path, out, config.own_statistics())
     say(f"{out}: {found.trained} tensors of {trained.name}, {found.copied} as in {config.path}")

@@ -433,9 +433,17 @@ class TrainedPolicy(InitialPolicy):
 
     def build(self, spec: EnvSpec) -> Policy:
         """The policy for envs of this spec, with its weights, on the CPU."""
+        return self._loaded(super().build(spec), spec)
+
+    def as_kept(self) -> Policy:
+        """The policy as checkpoints hold it, to be written elsewhere: in float32, where it may act
+        in a format that rounds its weights."""
+        spec = self.env_spec()
+        return self._loaded(self.config.build_policy(spec, as_kept=True).eval(), spec)
+
+    def _loaded(self, policy: Policy, spec: EnvSpec) -> Policy:
         from rlinf.models.policy_weights import load_travelling
 
-        policy = super().build(spec)
         with _naming_other_training(self._run, spec):
             load_travelling(policy, self._weights, base=self._base)
         return policy
@@ -448,7 +456,7 @@ class TrainedPolicy(InitialPolicy):
             return
         from rlinf.models.policy_weights import merged_adapters
 
-        state = self.build(self.env_spec()).state_dict()
+        state = self.as_kept().state_dict()
         export_policy(path, self.config, merged_adapters(state, state), None)
 
     def env_spec(self) -> EnvSpec:

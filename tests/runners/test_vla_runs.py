@@ -24,7 +24,7 @@ from rlinf.data.episode_evaluation import EvaluationResult
 from rlinf.envs.base import instruction_bytes
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
-from rlinf.models.policy_weights import load_initial_weights, travelling
+from rlinf.models.policy_weights import load_initial_weights, merged, travelling
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.monitor.run_origin import Origin
 from rlinf.runners.embodied import Embodied
@@ -369,24 +369,60 @@ def test_nothing_to_draw_in_evaluations_is_refused_before_training(
     assert not run.exists()
 
 
-def test_states_that_are_not_shown_are_told_once_in_a_run(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def published(base: Path) -> Path:
+    """A π₀.₅ of two actions and states, with weights that bfloat16 rounds."""
     numbers = {"q01": [-1.0] * 2, "q99": [1.0] * 2, "mean": [0.0] * 2, "std": [1.0] * 2}
-    base = tmp_path / "pi05"
     base.mkdir()
     words = tokenizers.models.WordLevel({"<bos>": 0, "<unk>": 1}, unk_token="<unk>")
     tokenizers.Tokenizer(words).save(str(base / "tokenizer.json"))
-    shutil.copy(PARITY / "pi05" / "model.safetensors", base)
+    held = load_file(PARITY / "pi05" / "model.safetensors")
+    odd = {name: each.astype(np.float32) * (1 + 2**-13) for name, each in held.items()}
+    save_file({name: each.astype(np.float32) for name, each in odd.items()},
+              base / "model.safetensors")  # fmt: skip
     (base / "config.json").write_text(json.dumps({"chunk_size": 8, "vision_heads": 4}))
     given = {"norm_stats": {"actions": numbers, "state": numbers}}
     (base / "norm_stats.json").write_text(json.dumps(given))
+    return base
+
+
+def test_states_that_are_not_shown_are_told_once_in_a_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = published(tmp_path / "pi05")
     train(
         tmp_path, f"model.path={base}", "model.preset=null",
         "env.train.options.id=tests.runners.pictures:SeenDot-v0",
     )  # fmt: skip
     told = [each for each in caplog.messages if "and the environment shows none" in each]
     assert len(told) == 1
+
+
+@pytest.mark.parametrize("adapted", [False, True])
+def test_weights_that_acting_rounds_are_written_as_they_were_kept(
+    tmp_path: Path, adapted: bool
+) -> None:
+    base = published(tmp_path / "base")
+    given = LORA if adapted else ("model.train_expert_only=true",)
+    run = train(
+        tmp_path, f"model.path={base}", "model.preset=null", "model.state_in_prompt=false",
+        "actor.precision.param=bfloat16", *given,
+    )  # fmt: skip
+    kept, first = weights(run), load_file(base / "model.safetensors")
+    expected = kept.get("network.action_out_proj.weight")
+    if adapted:
+        parts = [kept[f"network.action_out_proj.lora_{part}"] for part in ("B", "A", "scale")]
+        second, low, scale = map(torch.from_numpy, parts)
+        whole = torch.from_numpy(first["model.action_out_proj.weight"])
+        expected = merged(whole, low, second, scale).numpy()
+    for words, place in (([], "model."), (["--whole"], "network.")):
+        out = tmp_path / f"out{len(words)}"
+        assert main(["convert", "run", str(run), *words, "--out", str(out)]) == 0
+        written = load_file(out / f"{'policy' if words else 'model'}.safetensors")
+        assert np.array_equal(written[f"{place}action_out_proj.weight"], expected)
+        if not (words or adapted):
+            frozen = [name for name in first if ".paligemma." in name]
+            assert len(frozen) > 20
+            assert all(np.array_equal(first[name], written[name]) for name in frozen)
 
 
 def test_a_run_goes_back_to_the_format_that_it_began_from(

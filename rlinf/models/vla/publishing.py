@@ -38,7 +38,7 @@ class Publication:
     """What was written.
 
     Args:
-        trained: How many tensors come from the policy.
+        trained: How many tensors come from the policy, which has other values than its base.
         copied: How many from its base.
         left_out: Tensors of the policy for which the format has no place.
     """
@@ -102,14 +102,16 @@ def _write(
             if ours is not None and ours not in network:
                 ours = first_of.get(ours, ours)
             parts = () if ours is None or not layout.reads(ours) else layout.parts(ours)
-            known = bool(parts) and all(each in network for each in parts)
-            if known:
+            touched = False
+            if parts and all(each in network for each in parts):
                 whole = torch.cat([network[each].cpu() for each in parts]) if len(parts) > 1 else (
                     network[parts[0]].cpu()
                 )  # fmt: skip
-                stored = whole.to(stored.dtype).reshape(stored.shape)
+                whole = whole.reshape(stored.shape)
+                touched = not torch.equal(whole, stored.to(whole.dtype))
+                stored = whole.to(stored.dtype) if touched else stored
                 missing -= {*parts}
-            counts[not known] += 1
+            counts[not touched] += 1
             held[name] = stored.contiguous()
         # Tied tensors are one in memory, which the format refuses.
         seen: set[int] = set()

@@ -141,8 +141,11 @@ class EvaluatedConfig(PlacedConfig):
         """V, values that the policy gives for a chunk: 0, 1, or one for each action."""
         return 0
 
-    def build_policy(self, env_spec: EnvSpec) -> Policy:
-        """The policy as those who act with trained weights have it, with fresh ones."""
+    def build_policy(self, env_spec: EnvSpec, *, as_kept: bool = False) -> Policy:
+        """The policy as those who act with trained weights have it, with fresh ones.
+
+        ``as_kept`` is in float32, in which the trainer keeps it, whatever it acts in.
+        """
         from rlinf.models.adapters import acting_policy
         from rlinf.trainers.trained import DTYPES
 
@@ -152,7 +155,7 @@ class EvaluatedConfig(PlacedConfig):
             value_dim=self.value_dim,
             seed=self.seed,
             lora=self.actor.lora,
-            dtype=DTYPES[self.actor.precision.param],
+            dtype=DTYPES["float32" if as_kept else self.actor.precision.param],
         )
 
     @property

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 pytest.importorskip("transformers")
 
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import AdapterConfig, adapt_policy
+from rlinf.models.adapters import AdapterConfig, adapt_policy, in_precision
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from rlinf.models.vla.publishing import publish
@@ -138,6 +138,21 @@ def test_what_is_written_is_read_as_the_trained_policy(kind: str, tmp_path: Path
     assert {name: (each.shape, each.dtype) for name, each in first.items()} == {
         name: (each.shape, each.dtype) for name, each in second.items()
     }
+
+
+def test_what_a_policy_only_rounds_is_as_in_its_base(tmp_path: Path) -> None:
+    base, out = made(tmp_path, BASES["smolvla"][0]), tmp_path / "out"
+    file, name = base / "model.safetensors", "model.action_out_proj.weight"
+    stored = load_file(file)
+    odd = {name: each * (1 + 2**-13) for name, each in stored.items()}
+    save_file({name: each.float() for name, each in odd.items()}, file)
+    policy = in_precision(of_smolvla(base), torch.bfloat16)
+    with torch.no_grad():
+        policy.network.action_out_proj.weight.add_(1.0)
+    found = publish(policy, base, out, None)
+    assert (found.trained, found.copied) == (1, len(stored) - 1)
+    first, second = load_file(file), load_file(out / "model.safetensors")
+    assert [each for each in first if not torch.equal(first[each], second[each])] == [name]
 
 
 MADE = """

@@ -127,7 +127,7 @@ def policy(
     debug: Debug = False,
 ) -> None:
     """Rename the weights of π₀, π₀.₅ or SmolVLA, bit for bit."""
-    from rlinf.models.vla.conversion import convert, write_weights
+    from rlinf.models.vla.conversion import convert, left_statistics, write_weights
     from rlinf.models.vla.pi0.layouts import OF_PI05
 
     if out.exists():
@@ -138,6 +138,12 @@ def policy(
     say(f"{len(tensors)} tensors, from layout {found.layout.name} to {to}: {out}")
     if found.unknown:
         say(f"left out, as they are no part of the published model: {', '.join(found.unknown)}")
+    if count := left_statistics(found, tensors):
+        say(
+            f"left out, as {to} has no statistics among the weights: {count} tensors of them. A "
+            f"run takes them by model.statistics, the file of weights in {source}; lerobot makes "
+            "processors of them by its migrate_policy_normalization.py"
+        )
     if to == "lerobot-0.4" and OF_PI05 in found.names:
         say(
             "lerobot 0.4 tells the state with zeros up to max_state_dim, later ones and openpi "

@@ -25,10 +25,10 @@ from rlinf.models.policy import (
 from rlinf.models.visuomotor.act import ACTNetwork, ACTSize
 from rlinf.models.visuomotor.config import ACTConfig, VisuomotorConfig
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, stages_of
+from rlinf.models.visuomotor.published import VisuomotorFiles, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.vla.loading import NameLayout, Translated
-from rlinf.models.vla.statistics_files import BUFFERS
+from rlinf.models.vla.statistics_files import BUFFERS, NORMALISERS
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -25,12 +25,12 @@ from rlinf.models.visuomotor.noise_schedule import (
     posterior,
 )
 from rlinf.models.visuomotor.policy import VisuomotorPolicy
-from rlinf.models.visuomotor.published import NORMALISERS, VisuomotorFiles, stages_of
+from rlinf.models.visuomotor.published import VisuomotorFiles, stages_of
 from rlinf.models.visuomotor.resnet import ResNetSize
 from rlinf.models.visuomotor.unet import DiffusionNetwork, DiffusionSize
 from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.models.vla.loading import NameLayout, Translated
-from rlinf.models.vla.statistics_files import BUFFERS
+from rlinf.models.vla.statistics_files import BUFFERS, NORMALISERS
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec

@@ -12,10 +12,6 @@ from rlinf.errors import ConfigError
 from rlinf.models.vla.config import normalisation
 from rlinf.models.vla.loading import Translated
 from rlinf.models.vla.statistics import Method
-from rlinf.models.vla.statistics_files import BUFFERS
-
-NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
-"""Rules of a layout for the statistics that lerobot before 0.4 had among the weights."""
 
 
 @dataclass(frozen=True)

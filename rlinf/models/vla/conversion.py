@@ -17,6 +17,7 @@ from rlinf.models.vla.loading import NameLayout, Translated, open_weights, trans
 from rlinf.models.vla.pi0.layouts import EMBEDDING, OF_PI05, PI0_ALONE
 from rlinf.models.vla.pi0.layouts import LAYOUTS as PI0_LAYOUTS
 from rlinf.models.vla.smolvla.policy import LAYOUTS as SMOLVLA_LAYOUTS
+from rlinf.models.vla.statistics_files import BUFFERS
 
 _ACTIONS = "action_in_proj.weight"  # [width of the expert, action dimensions]
 
@@ -98,6 +99,13 @@ def convert(source: Path, target: str) -> tuple[Translated, dict[str, Tensor]]:
     return found, dict(_converted(found, layout, fill))
 
 
+def left_statistics(found: Translated, tensors: Mapping[str, Tensor]) -> int:
+    """How many tensors of statistics, which lerobot before 0.4 had among the weights, are not in
+    what a file was converted to."""
+    names = [name for ours, name in found.unused.items() if ours.startswith(BUFFERS)]
+    return sum(name not in tensors for name in names)
+
+
 def _converted(
     found: Translated, target: NameLayout, fill: Callable[[str], Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
@@ -106,12 +114,12 @@ def _converted(
     Those that only the target stores, of its unused ones, are what ``fill`` gives for our name.
     """
     stored = {first: second for first, second in target.tied if target.theirs(second) is not None}
-    kept = {ours: theirs for ours, theirs in found.unused.items() if ours in target.unused}
+    kept = {ours: theirs for ours, theirs in found.unused.items() if not target.reads(ours)}
     for ours, theirs in {**found.names, **kept}.items():
         name = target.theirs(stored.get(ours, ours))
         if name is not None:
             yield name, found.weights[theirs]
-    for ours in target.unused:
+    for ours in (each for each in target.unused if not each.endswith(".")):
         name = target.theirs(ours)
         if ours not in found.unused and name is not None:
             yield name, fill(ours)

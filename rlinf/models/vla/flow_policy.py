@@ -53,6 +53,8 @@ class FlowPolicy(DenoisingPolicy):
     _config: FlowConfig
     _needs_views: ClassVar = False
     """Whether another number of views than it was trained on is refused, as none is masked."""
+    _centred: bool = True
+    """Whether pictures that are not square lie in the middle of one, or at its lower right."""
     prompts: nn.Module
     """From observations to tokens and their mask, both [B, L]."""
     step_weights: Tensor
@@ -133,7 +135,7 @@ class FlowPolicy(DenoisingPolicy):
 
     def _pixels(self, view: Tensor) -> Tensor:
         """Pictures [B, H, W, 3] uint8 as they are read, [B, 3, H', W']."""
-        return square_pixels(view, self.network.size.image)
+        return square_pixels(view, self.network.size.image, centred=self._centred)
 
     def _freeze_readers(self) -> None:
         """Leave what reads as it is."""

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
+NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
+"""Rules for these, of a :class:`~rlinf.models.vla.loading.NameLayout`."""
 _FILES = (
     "norm_stats.json",
     "dataset_statistics.json",
@@ -161,13 +163,14 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
         if path.suffix != ".safetensors":
             return _keyed(read_settings(path))
         written = read_header(path).get(STATISTICS)
-        return _keyed(_tensors(path) if written is None else json.loads(written))
-    found: dict[str, Mapping[str, Any]] = {}
+        found = _buffers(path) or _tensors(path) if written is None else json.loads(written)
+        return _keyed(found)
+    sets: dict[str, Mapping[str, Any]] = {}
     for file in sorted(path.glob("*_normalizer_processor.safetensors")):
-        found |= _keyed(_tensors(file))
-    if not found and (path / "model.safetensors").is_file():
-        found |= _keyed(_buffers(path / "model.safetensors"))
-    return found | _written_sets(path)
+        sets |= _keyed(_tensors(file))
+    if not sets and (path / "model.safetensors").is_file():
+        sets |= _keyed(_buffers(path / "model.safetensors"))
+    return sets | _written_sets(path)
 
 
 def _written_sets(path: Path) -> dict[str, Mapping[str, Any]]:

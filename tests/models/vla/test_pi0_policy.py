@@ -14,12 +14,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.distributions import Normal
 
+from rlinf.cli.main import main
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
+from rlinf.models.vla.conversion import convert
 from rlinf.models.vla.flow_matching import noisy_actions
 from rlinf.models.vla.pi0.policy import PI0Policy
 from rlinf.models.vla.pi0.prompts import (
@@ -28,6 +30,8 @@ from rlinf.models.vla.pi0.prompts import (
     state_head,
     tiny_encoder,
 )
+from rlinf.models.vla.preprocessing import square_pixels
+from rlinf.models.vla.statistics_files import read_statistics
 from tests.models.test_policies import env_spec
 from tests.models.vla.test_loading import PARITY
 
@@ -435,6 +439,57 @@ def test_a_directory_that_may_tell_a_state_with_zeros_is_asked_of(
         head, tail = "Task: close the drawer, State:", ";\nAction: "
         pieces = sum(len(published_encoder(tmp_path)[1](text)) for text in (head, tail))
         assert int(mask.sum()) == 1 + pieces + told * each
+
+
+def before_0_4(path: Path) -> dict[str, Tensor]:
+    """π₀ in a directory as lerobot wrote it before 0.4, with statistics among the weights."""
+    write_published(path, "pi0")
+    shutil.rmtree(path / "assets")
+    held = dict(convert(PARITY / "pi0", "lerobot-0.3")[1])
+    for part, feature, dim in (("normalize_inputs", "observation_state", 5),
+                               ("normalize_targets", "action", 7),
+                               ("unnormalize_outputs", "action", 7)):  # fmt: skip
+        held[f"{part}.buffer_{feature}.mean"] = torch.full((dim,), 0.25)
+        held[f"{part}.buffer_{feature}.std"] = torch.full((dim,), 2.0)
+    save_file({name: each.clone() for name, each in held.items()}, path / "model.safetensors")
+    return held
+
+
+def test_a_directory_of_lerobot_before_0_4_is_read_with_its_statistics(tmp_path: Path) -> None:
+    before_0_4(tmp_path)
+    config = REGISTRY.load("pi0")(path=tmp_path, num_action_chunks=5, denoising_steps=4)
+    config.check()
+    policy = config.build(SEVEN, value_dim=0, seed=0)
+    known = read_statistics(tmp_path / "model.safetensors")
+    for found in (policy._statistics, known):
+        assert found.states.required("mean").tolist() == [0.25] * 5
+        assert found.actions.required("std").tolist() == [2.0] * 7
+    white = torch.full((1, 28, 56, 3), 255, dtype=torch.uint8)
+    assert torch.equal(policy._pixels(white), square_pixels(white, 56, centred=False))
+    (tmp_path / "other").mkdir()
+    write_published(tmp_path / "other", "pi0")
+    save_file(dict(convert(PARITY / "pi0", "lerobot-0.3")[1]), tmp_path / "other/model.safetensors")
+    config = REGISTRY.load("pi0")(path=tmp_path / "other", num_action_chunks=5, denoising_steps=4)
+    of_openpi = config.build(SEVEN, value_dim=0, seed=0)  # brought into this layout
+    assert torch.equal(of_openpi._pixels(white), square_pixels(white, 56))
+
+
+@pytest.mark.parametrize("layout", ["lerobot-0.3", "lerobot-0.6"])
+def test_conversion_says_where_statistics_among_the_weights_stay(
+    tmp_path: Path, layout: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old").mkdir()
+    held, out = before_0_4(tmp_path / "old"), tmp_path / "new.safetensors"
+    assert (
+        main(["convert", "policy", str(tmp_path / "old"), "--to", layout, "--out", str(out)]) == 0
+    )
+    told = " ".join(capsys.readouterr().out.split())
+    assert ("6 tensors of them. A run takes them by model.statistics" in told) == (
+        layout == "lerobot-0.6"
+    )
+    assert "no part of the published model" not in told
+    names = load_file(out).keys()
+    assert names == held.keys() if layout == "lerobot-0.3" else len(names) == len(held) - 6
 
 
 def test_a_state_that_is_too_long_to_tell() -> None:

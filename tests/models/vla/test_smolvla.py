@@ -250,6 +250,22 @@ def test_pictures_are_at_the_lower_right() -> None:
     torch.testing.assert_close(found[:, :, 32:], torch.ones(1, 3, 32, 64), atol=1e-6, rtol=0)
 
 
+def test_a_directory_of_lerobot_before_0_4_is_read_with_its_statistics(tmp_path: Path) -> None:
+    shutil.rmtree(published(tmp_path) / "meta")
+    file = tmp_path / "model.safetensors"
+    held = load_file(file)
+    for part, feature, dim in (("normalize_inputs", "observation_state", 5),
+                               ("unnormalize_outputs", "action", 7)):  # fmt: skip
+        held[f"{part}.buffer_{feature}.mean"] = torch.full((dim,), 0.25)
+        held[f"{part}.buffer_{feature}.std"] = torch.full((dim,), 2.0)
+    save_file(held, file)
+    config = REGISTRY.load("smolvla")(path=tmp_path, num_action_chunks=5, denoising_steps=4)
+    policy = config.build(SEVEN, value_dim=0, seed=0)
+    assert policy._statistics.actions.required("std").tolist() == [2.0] * 7
+    white = torch.full((1, 32, 64, 3), 255, dtype=torch.uint8)
+    assert torch.equal(policy._pixels(white), square_pixels(white, 64, centred=False))
+
+
 def test_tiny_is_small_and_its_chains_are_replayed(policy: SmolVLAPolicy) -> None:
     assert sum(each.numel() for each in policy.parameters()) < 3e6
     sample = policy.sample(seen(), drawn(policy))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from rlinf.models.vla.loading import NameLayout
+from rlinf.models.vla.statistics_files import BUFFERS, NORMALISERS
 
 EMBEDDING, HEAD = "language.embed_tokens.weight", "language.lm_head.weight"
 EXPERT_HEAD = "expert.lm_head.weight"
@@ -78,7 +79,7 @@ _RULES = {
     "lerobot-0.4": _openpi("model.", vision=_LEVEL, **_NEW),
     "lerobot-0.6": _openpi("model.", vision=_FLAT, **_NEW),
     "transformers-4.51": _openpi("", **_OLD),
-    "lerobot-0.3": _openpi("model.", **_OLD),
+    "lerobot-0.3": (*NORMALISERS, *_openpi("model.", **_OLD)),
     # The classes of transformers 5 itself, as state_dict names them.
     "transformers": (
         *vision_rules("model.vlm.vision_tower"),
@@ -110,9 +111,13 @@ _RULES = {
     ),
 }
 
+_UNUSED = {"rlinf": (), "lerobot-0.3": (EXPERT_HEAD, *BUFFERS)}
 LAYOUTS = tuple(
-    NameLayout(name, rules)
-    if name == "rlinf"
-    else NameLayout(name, rules, tied=((EMBEDDING, HEAD),), unused=(EXPERT_HEAD,))
+    NameLayout(
+        name,
+        rules,
+        tied=() if name == "rlinf" else ((EMBEDDING, HEAD),),
+        unused=_UNUSED.get(name, (EXPERT_HEAD,)),
+    )
     for name, rules in _RULES.items()
 )

@@ -29,6 +29,7 @@ from rlinf.models.vla.pi0.prompts import (
     tiny_encoder,
 )
 from rlinf.models.vla.preprocessing import side_by_side
+from rlinf.models.vla.statistics_files import BUFFERS
 from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
@@ -66,7 +67,13 @@ class PI0Policy(FlowPolicy):
     def _network(self, config: FlowConfig, env_spec: EnvSpec, *, seed: int) -> PI0Network:
         if config.path is None:
             return fresh_network(lambda: PI0Network(_tiny_size(config, env_spec)), seed=seed)
-        return published_network(config, LAYOUTS, lambda held: PI0Network(_published_size(held)))
+
+        def make(held: Published) -> PI0Network:
+            # Whoever has statistics among the weights was trained by lerobot before 0.4.
+            self._centred = not any(name.startswith(BUFFERS) for name in held.found.unused)
+            return PI0Network(_published_size(held))
+
+        return published_network(config, LAYOUTS, make)
 
     @property
     def _reads_states(self) -> bool:

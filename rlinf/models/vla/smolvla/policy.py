@@ -17,8 +17,9 @@ from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.layouts import EMBEDDING, HEAD, decoder_rules, vision_rules
 from rlinf.models.vla.pi0.prompts import TINY_VOCABULARY, tiny_encoder
-from rlinf.models.vla.preprocessing import side_by_side, square_pixels
+from rlinf.models.vla.preprocessing import side_by_side
 from rlinf.models.vla.smolvla.network import SmolVLANetwork, SmolVLASize
+from rlinf.models.vla.statistics_files import BUFFERS, NORMALISERS
 from rlinf.models.vla.transformer import Prefix, TransformerSize
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ LAYOUTS = (
     NameLayout(
         "lerobot",
         (
+            *NORMALISERS,
             *vision_rules(f"{_BOTH}.vlm.model.vision_model"),
             (f"{_BOTH}.vlm.model.connector.modality_projection.proj", "vision.projector"),
             (f"{_BOTH}.vlm.model.text_model.embed_tokens", "language.embed_tokens"),
@@ -40,7 +42,7 @@ LAYOUTS = (
             *decoder_rules(f"{_BOTH}.lm_expert", "expert"),
             *((f"model.{name}", name) for name in _OWN),
         ),
-        unused=(HEAD,),
+        unused=(HEAD, *BUFFERS),
     ),
     # policy.safetensors of a run. The projector is named by its weight: it has no bias, by which
     # a file of π₀ is told apart.
@@ -72,6 +74,7 @@ class SmolVLAPolicy(FlowPolicy):
     """SmolVLA (https://arxiv.org/abs/2506.01844)."""
 
     network: SmolVLANetwork
+    _centred = False
 
     def _prompts(self, config: FlowConfig) -> nn.Module:
         path = config.tokenizer or config.path
@@ -89,9 +92,6 @@ class SmolVLAPolicy(FlowPolicy):
         return published_network(
             config, LAYOUTS, lambda held: SmolVLANetwork(_published_size(held))
         )
-
-    def _pixels(self, view: Tensor) -> Tensor:
-        return square_pixels(view, self.network.size.image, centred=False)
 
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor

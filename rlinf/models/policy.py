@@ -252,6 +252,10 @@ class Policy(torch.nn.Module, ABC):
         of_values = {id(parameter) for parameter in self.value_parameters()}
         return {name for name, each in self.named_parameters() if id(each) in of_values}
 
+    def began_from(self, base: str | None) -> bool:
+        """Whether weights that were trained from this base are of the policy's :attr:`base`."""
+        return base == self.base
+
     def adapted_layers(self) -> Iterator[str]:
         """Names of the linear layers that adapters wrap: all but those of the values, which begin
         afresh and are trained whole, and those whose weights an embedding has, too."""

@@ -50,7 +50,7 @@ def load_travelling(
 
 def check_base(policy: Policy, base: str | None, *, source: str, key: str = "model.path") -> None:
     """Refuse, by a ConfigError of ``key``, weights of another base than the policy has."""
-    if base is not None and base != policy.base:
+    if base is not None and not policy.began_from(base):
         nearest = "nearest: the model that it was trained from"
         if ", then " in base:
             nearest = (

@@ -154,6 +154,11 @@ class SteeredPolicy(Policy):
         self.horizon = shape[0]
         self.steering = NoisePolicy(own, env_spec, noise=noise, seed=seed)
 
+    def began_from(self, base: str | None) -> bool:
+        """See :meth:`Policy.began_from`."""
+        frozen = self.base == self.frozen.base and self.frozen.began_from(base)
+        return frozen or super().began_from(base)
+
     @property
     def noise(self) -> Mapping[str, NoiseSpec]:
         """Of what chooses the noise."""

@@ -102,7 +102,8 @@ class Trainer:
         ranks = ranks or Replicas()
         self._packing = packing or Rows(config.micro_batch_size)
         lora, policy = getattr(config, "lora", None), modules.get(POLICY)
-        self._base = policy.base if isinstance(policy, Policy) else None
+        self._policy = policy if isinstance(policy, Policy) else None
+        self._base = None if self._policy is None else self._policy.base
         if lora is not None and isinstance(policy, Policy):
             adapt_policy(policy, lora, seed=seed)
         if getattr(config, "gradient_checkpointing", False) and isinstance(policy, Policy):
@@ -449,9 +450,11 @@ class Trainer:
 
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
         """Continue from :meth:`numbers`; a CheckpointError where they belong to another base."""
-        if numbers.get(BASE) != self._base:
+        base = numbers.get(BASE)
+        same = self._base == base if self._policy is None else self._policy.began_from(base)
+        if not same:
             raise CheckpointError(
-                f"the checkpoint was trained from other weights ({numbers.get(BASE)}) than "
+                f"the checkpoint was trained from other weights ({base}) than "
                 f"{self._base}, which `model.path` has now; resume with the model of the run"
             )
         self._algorithm.load_state_dict(numbers["algorithm"])

@@ -19,6 +19,7 @@ from rlinf.errors import ConfigError
 from rlinf.models.policy import Policy
 from rlinf.models.vla.config import PublishedConfig
 from rlinf.models.vla.instructions import Write
+from rlinf.models.vla.loading import open_weights
 
 if TYPE_CHECKING:
     from rlinf.envs.spec import EnvSpec
@@ -85,13 +86,23 @@ class VLAPolicy(Policy):
     def add_values(self, config: PublishedConfig, features: int, *, seed: int) -> None:
         """Make the value head on features of this width, none where V = 0; and name the base, once
         nothing can be refused any more, as all weights are read for it."""
+        self._directory = None if config.path is None else config.path.expanduser()
         self.base = f"{config.type} {config.preset}, seed {seed}"
-        if config.path is not None:
-            self.base = fingerprint(config.path.expanduser())
+        if self._directory is not None:
+            self.base = fingerprint(self._directory)
         if self.value_dim:
             generator = torch.Generator().manual_seed(seed)
             widths = (features, *config.value_head, self.value_dim)
             self.value_head = ValueHead(widths, generator=generator)
+
+    def began_from(self, base: str | None) -> bool:
+        """See :meth:`Policy.began_from`; runs of before named a directory otherwise."""
+        if super().began_from(base):
+            return True
+        if self._directory is None or base is None or self.base is None:
+            return False
+        _, then, weights = self.base.partition(", then ")
+        return base == former_fingerprint(self._directory) + then + weights
 
     def values_of(self, features: Tensor) -> Tensor:
         """[B, V] float32 values from features [B, width]."""
@@ -195,10 +206,22 @@ def _views(config: PublishedConfig, env_spec: EnvSpec) -> list[tuple[str, int | 
 
 
 def fingerprint(directory: Path) -> str:
-    """SHA-256 of the names and contents of the weight files of a directory."""
+    """SHA-256 of the names and contents of the files that the weights of a directory are read from:
+    those of the model, and of OpenVLA-OFT its parts in files of their own."""
+    files = {*open_weights(directory).files.values(), *directory.glob("*--*checkpoint.pt")}
+    whole = directory / "model.safetensors"  # which some read where an index names shards, too
+    return _digest(files | ({whole} if whole.is_file() else set()))
+
+
+def former_fingerprint(directory: Path) -> str:
+    """What stood for it in runs of before: states of optimizers and processors beside the weights
+    were in it."""
+    return _digest(p for kind in ("*.safetensors", "*.pt") for p in directory.glob(kind))
+
+
+def _digest(files: Iterable[Path]) -> str:
     digest = hashlib.sha256()
-    files = sorted(p for kind in ("*.safetensors", "*.pt") for p in directory.glob(kind))
-    for path in files:
+    for path in sorted(files):
         digest.update(path.name.encode() + b"\0")
         with path.open("rb") as file:
             while block := file.read(_READ):

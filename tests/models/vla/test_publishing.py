@@ -17,13 +17,19 @@ from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers")
 
-from rlinf.errors import ConfigError
+from rlinf.algorithms.supervised import Supervised
+from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.adapters import AdapterConfig, adapt_policy, in_precision
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
+from rlinf.models.policy_weights import BASE, check_base
+from rlinf.models.vla.policy import fingerprint, former_fingerprint
 from rlinf.models.vla.publishing import publish
 from rlinf.models.vla.statistics import ModelStatistics, Statistics
 from rlinf.models.vla.statistics_files import read_statistics
+from rlinf.trainers.config import RowTrainerConfig
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.trainer import Trainer
 from tests.models.visuomotor import support as visuomotor
 from tests.models.vla import (
     test_gr00t,
@@ -153,6 +159,41 @@ def test_what_a_policy_only_rounds_is_as_in_its_base(tmp_path: Path) -> None:
     assert (found.trained, found.copied) == (1, len(stored) - 1)
     first, second = load_file(file), load_file(out / "model.safetensors")
     assert [each for each in first if not torch.equal(first[each], second[each])] == [name]
+
+
+def test_the_base_is_what_weights_are_read_from(tmp_path: Path) -> None:
+    base = made(tmp_path, BASES["pi0"][0])
+    file = base / "model.safetensors"
+    alone = fingerprint(base)
+    assert alone == former_fingerprint(base)
+    (base / "optimizer.pt").write_bytes(b"moments")
+    save_file({"reward.mean": torch.zeros(1)}, base / "policy_normalizer_processor.safetensors")
+    former = former_fingerprint(base)
+    assert fingerprint(base) == alone != former
+    policy = of_pi("pi0")(base)
+    trainer = Trainer(
+        {POLICY: policy},
+        Supervised("likelihood"),
+        RowTrainerConfig(global_batch_size=4, micro_batch_size=2),
+        total_steps=1,
+        seed=0,
+    )
+    for written in (alone, former):
+        trainer.load_numbers({**trainer.numbers(), BASE: written})
+        check_base(policy, written, source="the file")
+    policy.base = f"{alone}, then sha256:1"
+    check_base(policy, f"{former}, then sha256:1", source="the file")
+    for written in (former, f"{former}, then sha256:2"):
+        with pytest.raises(ConfigError, match="the file was trained from other weights"):
+            check_base(policy, written, source="the file")
+    with pytest.raises(CheckpointError, match="was trained from other weights"):
+        trainer.load_numbers({**trainer.numbers(), BASE: "sha256:1"})
+    (base / "action_head--1_checkpoint.pt").write_bytes(b"a part")
+    with_part = fingerprint(base)
+    save_file(load_file(file), base / "first.safetensors")
+    where = dict.fromkeys(load_file(file), "first.safetensors")
+    (base / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
+    assert len({alone, with_part, fingerprint(base)}) == 3
 
 
 MADE = """

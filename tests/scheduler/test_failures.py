@@ -799,10 +799,55 @@ def test_code_to_send_and_ranks_of_machines_that_are_none_are_told(tmp_path, mon
     for text in ("x", "-1", "1.0", "²"):
         with pytest.raises(UserError, match=r"NODE_RANK is '.*' on 10\.0\.0\.1, not the rank"):
             rank_of(text, "10.0.0.1")
-    assert ranks_of([("1", "10.0.0.1"), (None, "10.0.0.2"), ("0", "10.0.0.3")]) == [1, None, 0]
+    assert ranks_of([("1", "10.0.0.1"), (None, "10.0.0.2"), ("0", "10.0.0.3")]) == [1, 2, 0]
+    assert ranks_of([(None, "10.0.0.1"), ("1", "10.0.0.2")]) == [0, 1]
+    assert ranks_of([(None, "10.0.0.1"), ("0", "10.0.0.2")]) == [1, 0]
+    assert ranks_of([("5", "10.0.0.1")]) == [0]
     twice = [("1", "10.0.0.1"), (None, "10.0.0.2"), ("1", "10.0.0.3")]
     with pytest.raises(UserError, match=r"is 1 on 10\.0\.0\.1 and on 10\.0\.0\.3; give each"):
         ranks_of(twice)
+    with pytest.raises(UserError, match=r"is 3 on 10\.0\.0\.2, but 2 machines .* are 0 to 1; set"):
+        ranks_of([(None, "10.0.0.1"), ("3", "10.0.0.2")])
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "wanted", "order"),
+    [
+        (None, None, 2, ["own", "other"]),
+        (None, "1", 2, ["own", "other"]),
+        ("1", None, 2, ["other", "own"]),
+        (None, "0", 2, ["other", "own"]),
+        ("0", "1", 1, ["own"]),
+        ("1", "0", 1, None),
+    ],
+)
+def test_nodes_have_the_ranks_that_they_were_given(monkeypatch, own, other, wanted, order):
+    pytest.importorskip("ray")
+    from rlinf.scheduler.runtime import ray_nodes
+
+    def on_node(_: str, function):
+        asked = {ray_nodes._given_rank: lambda: other, ray_nodes.probe_node: probe}
+        return SimpleNamespace(remote=asked[function])
+
+    def probe(_: ClusterConfig, rank: int, *, ray_id: str, **others: str) -> tuple[int, str]:
+        return rank, ray_id
+
+    places = {"other": "10.0.0.1", "own": "10.0.0.2"}
+    nodes = [{"NodeID": k, "NodeManagerAddress": v, "Alive": True} for k, v in places.items()]
+    context = SimpleNamespace(get_node_id=lambda: "own")
+    stub = SimpleNamespace(
+        nodes=lambda: nodes, get_runtime_context=lambda: context, get=lambda each: each
+    )
+    monkeypatch.setattr(ray_nodes, "ray", stub)
+    monkeypatch.setattr(ray_nodes, "_on_node", on_node)
+    monkeypatch.setattr(ray_nodes, "probe_node", probe)
+    monkeypatch.setenv("RLINF_NODE_RANK", own or "")
+    config = ClusterConfig(runtime="ray", num_nodes=wanted)
+    if order is None:
+        with pytest.raises(UserError, match=r"has rank 1 of 2 .* is 1; .*num_nodes=2, or"):
+            ray_nodes.find_nodes(config, 1.0, False)
+    else:
+        assert ray_nodes.find_nodes(config, 1.0, False) == list(enumerate(order))
 
 
 def test_of_a_call_that_several_ranks_fail_the_others_are_called_that(launch, caplog):

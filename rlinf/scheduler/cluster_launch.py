@@ -201,7 +201,7 @@ def _launch(  # noqa: PLR0917 - private
             deadline_seconds=process.deadline_seconds,
         ),
         cores=slot_cores(node, _own_devices(cluster, placement)),
-        environment={**merge_path_variables(variables), **environment},
+        environment={**merge_path_variables(variables, node.default_env_vars), **environment},
         log_directory=log_directory,
         interpreter=interpreter if command == python else command,
         traced=cluster.traced,

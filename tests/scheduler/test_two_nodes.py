@@ -21,7 +21,9 @@ PROGRAM = """
 
     node = {"num_cpus": 1, "object_store_memory": 100 << 20}
     machines = RayCluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+    os.environ["CPATH"] = "/of/the/node"  # which a machine has before it joins
     machines.add_node(**node)
+    os.environ["CPATH"] = "/of/the/driver"
     found = {}
     code = "from rlinf.scheduler import Cluster; print(Cluster().num_nodes)"
     environment = {**os.environ, "RAY_ADDRESS": machines.address}
@@ -30,8 +32,10 @@ PROGRAM = """
     found["all nodes of a Ray without a cluster"] = done.stdout.split()[-1]
     far = {"label": "far", "node_ranks": 1,
            "env_configs": [{"node_ranks": 1, "python_interpreter_path": "/nowhere/python"}]}
+    told = {"label": "told", "node_ranks": 1,
+            "env_configs": [{"node_ranks": 1, "env_vars": [{"CPATH": "/configured"}]}]}
     cluster = Cluster(
-        cluster_cfg={"num_nodes": 2, "address": machines.address, "node_groups": [far]}
+        cluster_cfg={"num_nodes": 2, "address": machines.address, "node_groups": [far, told]}
     )
     try:
         Basic.create_group().launch(cluster, NodePlacementStrategy([0], "far"), "nowhere")
@@ -76,7 +80,8 @@ PROGRAM = """
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
     found["attached"] = Channel.connect("near").get()
 
-    mortal = Basic.create_group().launch(cluster, NodePlacementStrategy([1]), "mortal")
+    mortal = Basic.create_group().launch(cluster, NodePlacementStrategy([0], "told"), "mortal")
+    found["paths"] = mortal.environment("CPATH").wait()[0]["CPATH"]
     (pid,) = mortal.process_id().wait()
     waiting = talkers.execute_on(0).receive_from("mortal", 0)
     os.kill(pid, signal.SIGKILL)
@@ -113,5 +118,6 @@ def test_two_nodes():
         "far": streamed,
         "spread": streamed,
         "attached": "from another process",
+        "paths": "/configured:/of/the/node",
         "death": True,
     }

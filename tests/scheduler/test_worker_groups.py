@@ -22,10 +22,13 @@ from rlinf.scheduler import (
     Channel,
     Cluster,
     FlexiblePlacementStrategy,
+    NodePlacementStrategy,
     PackedPlacementStrategy,
     Worker,
 )
+from rlinf.scheduler.cluster_config import NodeGroupEnvConfig
 from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError, WorkerDiedError
+from rlinf.scheduler.node import NodeGroupInfo
 from rlinf.scheduler.process import require_process
 from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.worker import WorkerGroup
@@ -407,6 +410,20 @@ def test_process_environment(launch, runtime):
         second["MASTER_ADDR"],
         second["MASTER_PORT"],
     )
+
+
+def test_configured_paths_are_put_before_those_of_the_node(cluster, launch, monkeypatch):
+    monkeypatch.setenv("CPATH", "/of/the/driver")
+    (node,) = cluster.nodes
+    monkeypatch.setitem(node.default_env_vars, "CPATH", "/of/the/node")
+    variables = [{"CPATH": "/configured"}, {"PKG_CONFIG_PATH": "/configured"}]
+    configured = NodeGroupEnvConfig(node_ranks=[0], env_vars=variables)
+    told = NodeGroupInfo("told", [node], ignore_hardware=True, env_configs=[configured])
+    monkeypatch.setitem(cluster.node_groups, "told", told)
+    launch(Basic, 1, "told", placement_strategy=NodePlacementStrategy([0], "told"))
+    environment = require_process().ask_driver("registry.launch", "told:0").environment
+    assert environment["CPATH"] == "/configured:/of/the/node"
+    assert environment["PKG_CONFIG_PATH"] == "/configured"
 
 
 def test_a_worker_without_tensors_starts_without_torch(launch, runtime):

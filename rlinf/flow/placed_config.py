@@ -44,6 +44,10 @@ _PLACEMENT = "cluster.component_placement"
 _NETWORK = "cluster.net_emulation"
 NOT_PLANNED = "slows links, of which nothing is known where plans are compared"
 """Why no plan is looked for over an imagined network."""
+_ALIKE = (
+    "nearest: nodes that have equally many, the one that runs the program among them, or "
+    "cluster.cpu_devices_per_node, which divides the cores of each"
+)
 _LINES = 4
 """Lines shown of what is wrong in a file that should be a plan."""
 
@@ -206,19 +210,29 @@ class PlacedConfig(StrictModel):
         return (found or 1) * cluster.num_nodes
 
     def check_nodes(self, accelerators: Sequence[int]) -> None:
-        """Refuse a cluster of other nodes than the recipe says, by the devices of each node.
+        """Refuse a cluster of other nodes than the recipe was read for, by the devices of each.
 
         Raises:
-            ConfigError: A node has more or fewer than `cluster.accelerators_per_node`.
+            ConfigError: A node has more or fewer than `cluster.accelerators_per_node`; without it,
+                one of several nodes has more or fewer than this machine.
         """
-        wanted = self.cluster.accelerators_per_node
-        other = [node for node, count in enumerate(accelerators) if count != wanted]
-        if wanted is not None and other:
-            raise ConfigError(
-                f"is {wanted}, but node {other[0]} has {accelerators[other[0]]}; nearest: write "
-                "what every node has, and place components on that",
-                key="cluster.accelerators_per_node",
-            )
+        cluster = self.cluster
+        wanted = cluster.accelerators_per_node
+        if wanted is None and (cluster.cpu_devices_per_node or cluster.num_nodes == 1):
+            return  # slots are what is asked for, and a single node is this machine
+        counted = accelerators_here() if wanted is None else wanted
+        other = [node for node, count in enumerate(accelerators) if count != counted]
+        if not other:
+            return
+        found = f"node {other[0]} has {accelerators[other[0]]}"
+        if wanted is not None:
+            why = f"is {wanted}, but {found}"
+            hint = "nearest: write what every node has, and place components on that"
+        else:
+            why = f"is not given, so the recipe counts the {counted} of this machine, but {found}"
+            least, most = min(accelerators), max(accelerators)
+            hint = f"write {most}" if least == most > 0 else _ALIKE
+        raise ConfigError(f"{why}; {hint}", key="cluster.accelerators_per_node")
 
     @property
     def on_accelerators(self) -> bool:

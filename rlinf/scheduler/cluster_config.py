@@ -162,8 +162,8 @@ class ClusterConfig(StrictModel):
     """Number of devices (CPU slots) that the cores of a node are divided into; at most the cores
     that the process may use. None counts accelerators, or a node without any as one resource."""
     accelerators_per_node: int | None = Field(default=None, ge=1)
-    """Number of accelerators that each node has: placements are then checked without the cluster,
-    and a cluster with other nodes is refused. None takes those of the machine that reads this."""
+    """Number of accelerators that each node has, by which placements are checked without the
+    cluster; one with other nodes is refused. None takes those of the machine that reads this."""
     timeout_minutes: float = Field(default=180.0, gt=0, le=1e7)
     """How long a receive, a channel get or a collective may wait before it is an error. The
     environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""

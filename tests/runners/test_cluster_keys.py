@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from rlinf.errors import ConfigError
+from rlinf.flow import placed_config
 from rlinf.runners.evaluation import evaluate
 from rlinf.runners.off_policy import OffPolicy
 
@@ -37,6 +38,30 @@ def test_global_ranks_are_accepted_beside_node_groups(tmp_path: Path, placement:
     place = f"cluster.component_placement={placement}"
     config = support.small_config(tmp_path, *GROUPS, place)
     assert len(config.plan.components["actor"].devices) == 1
+
+
+@pytest.mark.parametrize(
+    ("here", "found", "told"),
+    [
+        (0, [8, 8], "counts the 0 of this machine, but node 0 has 8; write 8$"),
+        (0, [0, 8], "counts the 0 .* node 1 has 8; nearest: nodes that have equally many"),
+        (8, [8, 0], "counts the 8 .* node 1 has 0; nearest: nodes that have equally many"),
+        (1, [0, 0], "counts the 1 .* node 0 has 0; nearest: nodes .*cpu_devices_per_node"),
+    ],
+)
+def test_nodes_unlike_the_machine_that_read_the_recipe_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, here: int, found: list[int], told: str
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: here)
+    two = (ON_RAY, "cluster.num_nodes=2")
+    config = support.small_config(tmp_path, *two)
+    config.check_nodes([here, here])
+    with pytest.raises(ConfigError, match=f"cluster.accelerators_per_node: .*{told}"):
+        config.check_nodes(found)
+    support.small_config(tmp_path, *two, "cluster.cpu_devices_per_node=1").check_nodes([1, 1])
+    # A single node is this machine, of which a process may be shown a part.
+    support.small_config(tmp_path, ON_RAY).check_nodes([2])
 
 
 def test_nccl_between_workers_that_share_a_device_is_refused(tmp_path: Path) -> None:

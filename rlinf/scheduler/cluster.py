@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Cluster", "ClusterEnvVar", "deadline_seconds"]
 
+_DEFAULT_TIMEOUT_MINUTES = 180.0
 _DEFAULT_TRACE_FILE = "trace/trace_events.jsonl"
 
 
@@ -226,9 +227,11 @@ def _prepare_ray() -> None:
 
 def deadline_seconds(config: ClusterConfig) -> float:
     """Seconds that a wait may take: by the config, else by ``RLINF_TIMEOUT``, else the default."""
-    text = os.environ.get("RLINF_TIMEOUT")
-    if text is None or "timeout_minutes" in config.model_fields_set:
+    if config.timeout_minutes is not None:
         return config.timeout_minutes * 60
+    text = os.environ.get("RLINF_TIMEOUT")
+    if text is None:
+        return _DEFAULT_TIMEOUT_MINUTES * 60
     try:
         minutes = float(text)
     except ValueError:

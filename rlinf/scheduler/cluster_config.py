@@ -164,9 +164,9 @@ class ClusterConfig(StrictModel):
     accelerators_per_node: int | None = Field(default=None, ge=1)
     """Number of accelerators that each node has, by which placements are checked without the
     cluster; one with other nodes is refused. None takes those of the machine that reads this."""
-    timeout_minutes: float = Field(default=180.0, gt=0, le=1e7)
-    """How long a receive, a channel get or a collective may wait before it is an error. The
-    environment variable ``RLINF_TIMEOUT`` is another default; a value given here wins over it."""
+    timeout_minutes: float | None = Field(default=None, gt=0, le=1e7)
+    """How long a receive, a channel get or a collective may wait before it is an error. None: what
+    the environment variable ``RLINF_TIMEOUT`` says where it runs, or else 180."""
     component_placement: dict[str, Any] = Field(default_factory=dict)
     """Devices of each component: ``actor,rollout: 0-3`` or ``{node_group, placement}``."""
     residency: dict[str, Literal["resident", "offload"]] = Field(default_factory=dict)

@@ -4,6 +4,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
+from rlinf.config.dump import to_data
 from rlinf.errors import ConfigError, UserError
 from rlinf.scheduler.accelerators import AcceleratorType
 from rlinf.scheduler.cluster import deadline_seconds
@@ -84,15 +85,16 @@ def test_defaults_and_who_builds_it():
     assert read(runtime="local").runtime == "local"
     default = ClusterConfig()
     assert (default.runtime, default.num_nodes, default.component_placement) == ("local", 1, {})
-    assert default.timeout_minutes == 180
+    assert default.timeout_minutes is None
     assert default.cpu_devices_per_node is None
 
 
-def test_the_deadline_is_the_configs_then_the_variables_then_half_an_hour(monkeypatch):
+def test_the_deadline_is_the_configs_then_the_variables_then_three_hours(monkeypatch):
     monkeypatch.delenv("RLINF_TIMEOUT", raising=False)
     assert deadline_seconds(ClusterConfig()) == 180 * 60
     monkeypatch.setenv("RLINF_TIMEOUT", "2.5")
     assert deadline_seconds(ClusterConfig()) == 150
+    assert deadline_seconds(ClusterConfig.model_validate(to_data(ClusterConfig()))) == 150
     assert deadline_seconds(ClusterConfig(timeout_minutes=30.0)) == 30 * 60
     for text in ("long", "nan", "0"):
         monkeypatch.setenv("RLINF_TIMEOUT", text)

@@ -19,6 +19,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.effects import unused
 from rlinf.config.nearest import did_you_mean, join_choices
+from rlinf.config.ranges import device_ranges
 from rlinf.config.validate import EVALUATED
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.flow.plan import (
@@ -408,9 +409,19 @@ class PlacedConfig(StrictModel):
                 )
         self._check_residency()
         try:
-            _ = self.plan
+            components = self.plan.components
         except PlacementError as error:
             raise illegal(_PLACEMENT, str(error)) from error
+        each = self.devices // cluster.num_nodes
+        for name, part in components.items():
+            if own := part.on_several_nodes(each):
+                first = [device for device in own if device // each == own[0] // each]
+                raise illegal(
+                    _PLACEMENT,
+                    f"gives a process of {name} the devices {device_ranges(own)}, which are on "
+                    f"several nodes of {each} each, but a process runs on one",
+                    hint=f"nearest: those of one node, such as {device_ranges(first)}",
+                )
 
     def _check_hardware(self) -> None:
         """Refuse what node groups say of resources that no component can be placed on."""

@@ -137,6 +137,20 @@ class ComponentPlan(StrictModel):
         first = rank * len(self.devices) // self.processes
         return self.devices[first : first + self.devices_per_process]
 
+    @property
+    def has_devices_apart(self) -> bool:
+        """Whether a process has devices that do not follow one another."""
+        parts = map(self.of_process, range(self.processes))
+        return any(part[-1] - part[0] >= len(part) for part in parts)
+
+    def on_several_nodes(self, each: int) -> tuple[int, ...]:
+        """Devices of the first process that has some of several nodes; empty without one.
+
+        Every node has ``each`` devices.
+        """
+        parts = map(self.of_process, range(self.processes))
+        return next((part for part in parts if part[0] // each != part[-1] // each), ())
+
     def processes_by_device(self) -> Counter[int]:
         """How many processes each device has."""
         ranks = range(self.processes)
@@ -296,7 +310,6 @@ class Plan(StrictModel):
             key = f"components.{name}"
             last, most = part.devices[-1], nodes * each - 1
             many, few = len(part.devices), part.processes
-            parts = [part.of_process(rank) for rank in range(few)]
             if name not in components:
                 yield key, f"there is no component {name}", did_you_mean(name, components)
             elif last > most:
@@ -308,7 +321,7 @@ class Plan(StrictModel):
                 near = join_choices(sorted(sorted(legal, key=lambda n: abs(n - few))[:2]))
                 why = f"{few} do not share {many} devices evenly"
                 yield f"{key}.processes", why, f"nearest: {near}"
-            elif any(p[-1] - p[0] >= len(p) or p[0] // each != p[-1] // each for p in parts):
+            elif part.has_devices_apart or part.on_several_nodes(each):
                 size = part.devices_per_process
                 near = device_span(0, len(part.devices)) if each % size == 0 else "1 per device"
                 why = f"gives a process of {size} devices some that are apart, or of two nodes"

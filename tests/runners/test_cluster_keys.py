@@ -41,6 +41,31 @@ def test_global_ranks_are_accepted_beside_node_groups(tmp_path: Path, placement:
 
 
 @pytest.mark.parametrize(
+    ("devices", "rollout", "found", "near"),
+    [
+        ("accelerators_per_node=2", "1-2:0", "1-2", "1"),
+        ("cpu_devices_per_node=3", "0-1:0,2-4:1", "2-4", "2"),
+        ("address=auto", "0-1:0", "0-1", "0"),  # where nodes are what is counted
+    ],
+)
+def test_a_process_on_two_nodes_is_refused_before_the_cluster_is_there(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    devices: str,
+    rollout: str,
+    found: str,
+    near: str,
+) -> None:
+    pytest.importorskip("ray")
+    monkeypatch.setattr(placed_config, "accelerators_here", lambda: 0)
+    two = (ON_RAY, "cluster.num_nodes=2", f"cluster.{devices}")
+    told = f"placement.* a process of rollout the devices {found}, .*on one; nearest: .*as {near}$"
+    with pytest.raises(ConfigError, match=told):
+        support.small_config(tmp_path, *two, place(rollout, "0"))
+    assert support.small_config(tmp_path, *two, place(near, "1")).world_size("rollout") == 1
+
+
+@pytest.mark.parametrize(
     ("here", "found", "told"),
     [
         (0, [8, 8], "counts the 0 of this machine, but node 0 has 8; write 8$"),

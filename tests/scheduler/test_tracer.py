@@ -65,7 +65,7 @@ PROGRAM = """
 
     config = {"runtime": "local", "tracer": {"enable": True, "output_file": sys.argv[1]}}
     cluster = Cluster(cluster_cfg=config)
-    group = Basic.create_group().launch(cluster, NodePlacementStrategy([0]), "traced")
+    group = Basic.create_group().launch(cluster, NodePlacementStrategy([0, 0]), "traced")
     group.work().wait()
     cluster.shutdown()
 """
@@ -76,9 +76,25 @@ def test_a_cluster_writes_the_timeline_of_its_workers(tmp_path):
     assert Warm(["-c", textwrap.dedent(PROGRAM), str(path)]).wait(120) == 0
     events = [json.loads(line) for line in path.read_text().splitlines()]
     spans = [event for event in events if event["name"] == "inner"]
-    assert [event["ph"] for event in spans] == ["B", "E"]
+    assert sorted(event["ph"] for event in spans) == ["B", "B", "E", "E"]
     assert spans[0]["cat"] == "traced"
-    assert {"name": "traced:0"} in [e.get("args") for e in events if e["ph"] == "M"]
+    named = [(e["name"], e["args"]["name"]) for e in events if e["ph"] == "M"]
+    assert [name for kind, name in named if kind == "process_name"] == ["rlinf"]
+    assert {("thread_name", "traced:0"), ("thread_name", "traced:1")} <= set(named)
+
+
+def test_a_process_of_one_worker_has_its_name(cluster, runtime):
+    recorded: list[dict] = []
+    Tracer.enable(recorded.extend)
+    try:
+        for _ in range(2):
+            Tracer.trace_begin("a")
+    finally:
+        Tracer.disable()
+    named = {event["name"]: event["args"]["name"] for event in recorded if event["ph"] == "M"}
+    process = "rlinf" if runtime == "local" else "driver"
+    assert named == {"process_name": process, "thread_name": "driver"}
+    assert [event["ph"] for event in recorded] == ["M", "M", "B", "B"]
 
 
 def test_a_trace_that_cannot_be_written_is_told_before_anything_starts(tmp_path):

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.scheduler.errors import SchedulerUsageError
-from rlinf.scheduler.process import current_worker_name
+from rlinf.scheduler.process import current_process, current_worker_name
 
 _log = logging.getLogger("rlinf")
 _FLUSH_EVENTS = 512
@@ -57,7 +57,7 @@ class Tracer:
 
     _sink: Callable[[list[Event]], None] | None = None
     _events: list[Event]
-    _named: set[tuple[int, int]]
+    _named: set[tuple[str, int]]
     _lock = threading.Lock()
 
     def __init__(self, path: str | Path) -> None:
@@ -181,14 +181,19 @@ class Tracer:
         if args:
             event["args"] = args
         with cls._lock:
-            key = (place["pid"], place["tid"])
-            if key not in cls._named:
-                cls._named.add(key)
-                for kind in ("process_name", "thread_name"):
-                    cls._events.append(
-                        {"ph": "M", "name": kind, "ts": 0, **place, "args": {"name": owner}}
-                    )
-            cls._events.append(event)
+            cls._events += [*cls._names(place, owner), event]
             full = len(cls._events) >= _FLUSH_EVENTS
         if full:
             cls.flush()
+
+    @classmethod
+    def _names(cls, place: dict[str, int], owner: str) -> Iterator[Event]:
+        """What names the process and the thread of an event where none has before it."""
+        process = current_process()
+        # A process of `ray` runs one worker, that of `local` all of them as threads.
+        several = process is not None and process.runtime == "local"
+        names = {"process_name": "rlinf" if several else owner, "thread_name": owner}
+        for kind, key in (("process_name", "pid"), ("thread_name", "tid")):
+            if (kind, place[key]) not in cls._named:
+                cls._named.add((kind, place[key]))
+                yield {"ph": "M", "name": kind, "ts": 0, **place, "args": {"name": names[kind]}}

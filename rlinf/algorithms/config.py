@@ -267,6 +267,10 @@ class RLOOConfig(GroupConfig, ClippedConfig):
     """Which algorithm this section configures."""
     loss_agg_func: Literal["seq-mean-token-sum"] = "seq-mean-token-sum"
     """Mean over sequences: a sequence has one ratio and one advantage."""
+    early_stop_imp_ratio: float | None = by_family(tokens=None, nullable=True, gt=1)
+    """An update is not applied where the mean ratio of its global batch exceeds this; null: never
+    refused. A ratio is that of a whole answer: over thousands of tokens, what an engine rounds
+    otherwise than the trainer makes a product far above the bound of a single token's ratio."""
 
 
 class GSPOConfig(GroupConfig, ClippedConfig):

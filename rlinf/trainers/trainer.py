@@ -39,9 +39,9 @@ from rlinf.trainers.packing import Rows
 from rlinf.trainers.ranks import Grid, Ranks, Replicas
 from rlinf.trainers.trained import Source, TrainedModule
 from rlinf.trainers.updates import (
-    EmptyPhases,
     FirstUpdate,
     SkippedUpdates,
+    UntrainedPhases,
     Update,
     phase_metrics,
 )
@@ -132,8 +132,10 @@ class Trainer:
             )
             for name, prefix in self._prefixes.items()
         }
-        self._empty = {
-            name: EmptyPhases(prefix) for name, prefix in self._prefixes.items() if ranks.rank == 0
+        self._untrained = {
+            name: UntrainedPhases(prefix)
+            for name, prefix in self._prefixes.items()
+            if ranks.rank == 0
         }
         needs_reference = algorithm.needs_reference and POLICY in modules
         self.reference = None
@@ -307,8 +309,8 @@ class Trainer:
             if self._is_far(updates):
                 break
         self.version += 1
-        for name, empty in self._empty.items():
-            empty.note(updates[name])
+        for name, untrained in self._untrained.items():
+            untrained.note(updates[name], step=step)
         metrics = self._metrics(updates, factor)
         if self.average is not None:
             metrics["actor/acting_share"] = self._algorithm.share(step)

@@ -19,6 +19,8 @@ from rlinf.trainers.config import FirstUpdateBounds
 
 log = logging.getLogger(__name__)
 
+_RATIO = "actor/ratio"
+"""Metric of an update: the mean of the ratios of its loss."""
 UpdateOutcome = Literal["applied", "skipped", "refused", "empty"]
 
 _COUNTED: dict[UpdateOutcome, str] = {
@@ -51,26 +53,58 @@ def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]
     return metrics
 
 
-class EmptyPhases:
-    """Warns where phase after phase has nothing to train on: the run would go on to its end."""
+_UNTRAINED: dict[UpdateOutcome, str] = {
+    "empty": (
+        "no row of a batch counts. Filters that leave out rows or groups may leave out all of "
+        "them; see the metrics of the rollout"
+    ),
+    "refused": "the algorithm refused updates; see algorithm.early_stop_imp_ratio",
+    "skipped": "losses or gradients were not finite",
+}
+
+
+class UntrainedPhases:
+    """Warns of the first update that the algorithm refuses, and where phase after phase no update
+    is applied: the run would go on to its end."""
 
     BOUND = 5
 
     def __init__(self, section: str) -> None:
         self._section, self._in_a_row = section, 0
+        self._seen: set[UpdateOutcome] = set()
+        self._tells = True
 
-    def note(self, updates: Sequence[Update]) -> None:
+    def note(self, updates: Sequence[Update], *, step: int) -> None:
         """Count a phase with its updates."""
-        empty = bool(updates) and all(update.outcome == "empty" for update in updates)
-        self._in_a_row = self._in_a_row + 1 if empty else 0
+        refused = [update for update in updates if update.outcome == "refused"]
+        if refused and self._tells:
+            self._tells = False  # the first one; the metric counts the others
+            self._warn_of_refused(refused[0], step)
+        outcomes = {update.outcome for update in updates}
+        if not outcomes or "applied" in outcomes:
+            self._in_a_row = 0
+            self._seen.clear()
+            return
+        self._in_a_row += 1
+        self._seen |= outcomes
         if self._in_a_row == self.BOUND:
             log.warning(
-                "%s: nothing was trained in %d training phases in a row, as no row of their "
-                "batches counts. Filters that leave out rows or groups may leave out all of them; "
-                "see the metrics of the rollout.",
+                "%s: nothing was trained in %d training phases in a row, as %s.",
                 self._section,
                 self.BOUND,
+                "; and ".join(why for outcome, why in _UNTRAINED.items() if outcome in self._seen),
             )
+
+    def _warn_of_refused(self, update: Update, step: int) -> None:
+        log.warning(
+            "%s: an update of training phase %d was refused by the algorithm and not applied, with "
+            "a mean ratio of %.6g; see algorithm.early_stop_imp_ratio. The metric "
+            "%s/refused_updates counts them.",
+            self._section,
+            step,
+            update.metrics.get(_RATIO, float("nan")),
+            self._section,
+        )
 
 
 class SkippedUpdates:

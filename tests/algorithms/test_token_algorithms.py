@@ -338,6 +338,9 @@ def test_an_update_with_a_large_mean_ratio_is_refused() -> None:
     assert not algorithm.accepts({"actor/ratio": 5.1})
     assert not build("grpo", early_stop_imp_ratio=1.1).accepts({"actor/ratio": 1.2})
     assert build("grpo", early_stop_imp_ratio=None).accepts({"actor/ratio": 1e9})
+    # The ratio of a whole answer has no usual size.
+    assert build("rloo").accepts({"actor/ratio": 1e9})
+    assert not build("rloo", early_stop_imp_ratio=1e3).accepts({"actor/ratio": 1e9})
 
 
 def test_log_ratios_are_bounded() -> None:

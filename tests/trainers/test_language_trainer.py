@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
+import re
 import warnings
 from dataclasses import replace
 
@@ -225,6 +226,22 @@ def test_a_refused_update_is_not_applied():
     metrics = one.train(far, 0)
     assert metrics["actor/refused_updates"] == 1
     assert_equal(before, weights_of(one))
+
+
+def test_refused_updates_are_warned_of_at_the_first_and_where_no_phase_applies_one(caplog):
+    one = trainer(keys={"early_stop_imp_ratio": 5.0})
+    batch = prepared()
+    far = replace(batch, log_probs=batch.log_probs - 3.0)
+    for step in range(4):
+        one.train(far, step)
+    first = "actor: an update of training phase 0 was refused by the algorithm"
+    assert caplog.text.count(first) == caplog.text.count("was refused") == 1
+    assert re.search(r"mean ratio of \d{2}\.\d+; see algorithm.early_stop_imp_ratio", caplog.text)
+    assert "nothing was trained" not in caplog.text
+    one.train(replace(batch, mask=torch.zeros_like(batch.mask)), 4)
+    warned = caplog.text.partition("actor: nothing was trained in 5 training phases in a row")[2]
+    assert "no row of a batch counts" in warned
+    assert "the algorithm refused updates; see algorithm.early_stop_imp_ratio" in warned
 
 
 def test_engine_and_trainer_must_agree_before_the_first_update():

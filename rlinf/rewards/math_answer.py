@@ -51,6 +51,12 @@ _MONEY = re.compile(r"(?<=\d)\s*(?:dollars?|cents?|euros?|pounds?|USD|EUR|GBP)\.
 _BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w(*])")
 """Of Markdown; one between two numbers is a power."""
 _PERCENT = re.compile(r"\s*\\?%")
+_WORD = re.compile(
+    r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([A-Za-z](?:\s*[A-Za-z])+)\s*\}?\s*"
+)
+"""Letters without an operator between them, as of a name, a word, or an order of choices."""
+_NAMED = re.compile(r"\s*(?:m?\s*\\angle\b|\\(?:text|mathrm)\b|(?:[A-Z][A-Za-z]*|[a-z]{4,})\s*=)")
+"""What names one thing by several letters, left of an equation: a length AB, an angle, a word."""
 _SMALL = 1e-3
 
 
@@ -104,6 +110,13 @@ def _pairs(references: list[Any], answers: list[Any]) -> Iterator[tuple[Any, Any
     """Readings to compare; where both have a sign of per cent, 0.5 % is not 50 %."""
     both = len(references) > 1 and len(answers) > 1
     return product(references[:1], answers[:1]) if both else product(references, answers)
+
+
+def _word(reading: list[Any]) -> str | None:
+    """The letters of an expression that is made of two or more and nothing else."""
+    text = reading[-1] if reading else None
+    found = _WORD.fullmatch(text) if isinstance(text, str) else None
+    return None if found is None else "".join(found[1].split()).casefold()
 
 
 def _differ_though_small(reference: list[Any], answer: list[Any]) -> bool:
@@ -180,12 +193,13 @@ class MathReward:
     def __init__(self, config: MathConfig) -> None:
         try:
             import math_verify
+            from math_verify import grader
         except ImportError as error:
             raise MissingPackageError("math_verify", "language", "the reward `math`") from error
         # It warns that its own time limits are off; ours takes their place.
         logging.getLogger("math_verify").setLevel(logging.ERROR)
         self._config = config
-        self._library = math_verify
+        self._library, self._grader = math_verify, grader
         # All completions of a prompt have the same references.
         self._read_reference = lru_cache(maxsize=1024)(self._parse_reference)
 
@@ -214,13 +228,32 @@ class MathReward:
             answers = [self._read(each) for each in _percents(_plain(tagged[-config.tail :]))]
         else:
             answers = [self._parse(said[-config.tail :])]
-        verify = self._library.verify
         return any(
-            verify(reference, answer, float_rounding=config.digits, timeout_seconds=None)
-            and not _differ_though_small(reference, answer)
+            self._are_equal(reference, answer)
             for readings in wanted
             for reference, answer in _pairs(readings, answers)
         )
+
+    def _are_equal(self, reference: list[Any], answer: list[Any]) -> bool:
+        words = _word(reference), _word(answer)
+        if None not in words:
+            return words[0] == words[1]  # and are no products, of which CAB is ABC
+        equal = self._library.verify(
+            reference, answer, float_rounding=self._config.digits, timeout_seconds=None
+        )
+        if not equal or _differ_though_small(reference, answer):
+            return False
+        return not self._is_one_side(reference, answer)
+
+    def _is_one_side(self, reference: list[Any], answer: list[Any]) -> bool:
+        """Whether an answer is one side alone of an equation: 5 says all of x = 5, f(x) = 5 or
+        AB = 5, and not of a + b = 5."""
+        grader, equation = self._grader, reference[0]
+        if not grader.is_assignment_relation(equation) or grader.is_equation(answer[0]):
+            return False
+        left = grader.take_first_relation(equation).lhs
+        named = left.is_Symbol or left.is_Function or _NAMED.match(str(reference[-1]))
+        return not named
 
     def _parse(self, text: str) -> list[Any]:
         found: list[Any] = self._library.parse(_in_latex(text), parsing_timeout=None)

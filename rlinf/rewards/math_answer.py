@@ -21,7 +21,7 @@ from pydantic import Field
 
 from rlinf.errors import MissingPackageError
 from rlinf.rewards.protocol import AnswerConfig, RewardFunction, RewardInput
-from rlinf.rewards.text import behind_thoughts, last_answer, last_boxed, references
+from rlinf.rewards.text import behind_thoughts, last_answer, last_boxed, last_line, references
 
 _AGAIN_SECONDS = 0.2
 _MARKED = re.compile(r"(?<!\\)\$|\\boxed|\\\[|\\\(")
@@ -50,6 +50,19 @@ _MONEY = re.compile(r"(?<=\d)\s*(?:dollars?|cents?|euros?|pounds?|USD|EUR|GBP)\.
 """A word of currency at the end of an answer, which would be a product of letters, or a sign."""
 _BOLD = re.compile(r"(?<![\w)*])\*\*([^*]+)\*\*(?![\w(*])")
 """Of Markdown; one between two numbers is a power."""
+_SPELLED = re.compile(
+    r"(?<![\\A-Za-z])"
+    r"(?:(?:sin|cos|tan|log|ln)(?=\s*[\d\\({^_]|\s+[A-Za-z](?![A-Za-z]))|pi(?![A-Za-z]))"
+)
+"""π or a function by its name, which would be a product of letters; no word before another one."""
+_IN_TEXT = re.compile(r"\\(?:text|math|operatorname)")
+_LEADING = re.compile(
+    r"\s*(?:(?:so|thus|hence|therefore),?\s+)?(?:the\s+)?(?:final\s+|correct\s+)?answer\s*"
+    r"(?:\bis\b\s*:?|:)\s*",
+    re.IGNORECASE,
+)
+_LONGEST_LINE = 100
+"""Characters of a line that may be an answer in words; a longer one is prose."""
 _PERCENT = re.compile(r"\s*\\?%")
 _WORD = re.compile(
     r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([A-Za-z](?:\s*[A-Za-z])+)\s*\}?\s*"
@@ -100,6 +113,18 @@ def _plain(answer: str) -> str:
     return _GROUPS.sub(lambda found: re.sub(r"\D", "", found.group()), answer)
 
 
+def _formula(text: str) -> str:
+    """A formula with the functions that it spells as LaTeX has them."""
+    return text if _IN_TEXT.search(text) else _SPELLED.sub(r"\\\g<0>", text)
+
+
+def _in_words(text: str) -> str:
+    """The answer that a text without formulas may give in its last line, such as ``(B)``: without
+    bold, the full stop and `the answer is`."""
+    line = (last_line(text) or "").replace("**", "").strip()
+    return _LEADING.sub("", line, count=1).rstrip(".") if len(line) <= _LONGEST_LINE else ""
+
+
 def _percents(answer: str) -> list[str]:
     """An answer, and what it is without the sign: 12.5 % is an answer to `how many per cent`."""
     bare = _PERCENT.sub("", answer)
@@ -139,8 +164,9 @@ class MathConfig(AnswerConfig):
     """Value of a wrong answer."""
     require_boxed: bool = False
     """Take the answer from the last `\\boxed{…}` alone; otherwise, where there is none, from the
-    last `<answer>…</answer>`, or else from the last expression. What a model says up to the last
-    `</think>` are thoughts, in which no answer is looked for."""
+    last `<answer>…</answer>`, or else from the last expression, or else, of a text without any,
+    from the last line. What a model says up to the last `</think>` are thoughts, in which no answer
+    is looked for."""
     tail: int = Field(default=2000, ge=1)
     """Characters at the end of a completion in which an answer without a box is looked for."""
     digits: int = Field(default=6, ge=1)
@@ -223,11 +249,14 @@ class MathReward:
             return False
         tagged = last_answer(said) if boxed is None else None
         if boxed is not None:
-            answers = [self._parse(rf"\boxed{{{each}}}") for each in _percents(_plain(boxed))]
+            answers = [
+                self._parse(rf"\boxed{{{_formula(each)}}}") for each in _percents(_plain(boxed))
+            ]
         elif tagged is not None:
             answers = [self._read(each) for each in _percents(_plain(tagged[-config.tail :]))]
         else:
-            answers = [self._parse(said[-config.tail :])]
+            tail = said[-config.tail :]
+            answers = [self._parse(tail) or self._read(_in_words(tail))]
         return any(
             self._are_equal(reference, answer)
             for readings in wanted
@@ -261,7 +290,7 @@ class MathReward:
 
     def _read(self, text: str) -> list[Any]:
         """The expressions of text with marks, or of a bare formula."""
-        found = [] if _MARKED.search(text) else self._parse(f"${text.strip()}$")
+        found = [] if _MARKED.search(text) else self._parse(f"${_formula(text.strip())}$")
         return found or self._parse(text)
 
     def _parse_reference(self, text: str) -> list[Any]:

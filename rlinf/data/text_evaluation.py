@@ -20,8 +20,7 @@ from rlinf.data.sequences import PromptGroup
 from rlinf.data.specifications import HashedSpec, SpecifiedResult, in_order
 from rlinf.errors import ConfigError
 from rlinf.rewards.math_answer import MathConfig, MathReward
-from rlinf.rewards.protocol import RewardInput
-from rlinf.rewards.text import behind_thoughts, last_boxed
+from rlinf.rewards.text import last_boxed
 
 AnswerKind = Literal["math", "letter"]
 """``math``: a formula, equal to others by value; ``letter``: that of a choice."""
@@ -224,12 +223,13 @@ class TextEvaluationResult(SpecifiedResult):
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Metrics that are usual for so many samples."""
+        """Metrics that are usual for so many samples; votes only where there are any."""
         n = self.samples
         if n == 1:
             return ("pass@1",)
         powers = [2**i for i in range(n.bit_length()) if 2**i < n]
-        votes = all(outcome.answers is not None for outcome in self.outcomes)
+        answers = [outcome.answers for outcome in self.outcomes]
+        votes = None not in answers and any(any(each or ()) for each in answers)
         passes = tuple(f"pass@{k}" for k in [*powers, n])
         return (*passes, f"mean@{n}", *([f"maj@{n}"] if votes else []))
 
@@ -274,37 +274,23 @@ class TextEvaluationResult(SpecifiedResult):
 # -- what completions give as their answers, so that equal ones can be counted as votes ----------
 
 
-def read_answers(texts: Sequence[str], kind: AnswerKind) -> tuple[str | None, ...]:
-    """The answers in the last ``\\boxed{…}`` of each text of one prompt, None where there is none.
+def read_answers(
+    texts: Sequence[str], kind: AnswerKind, reward: MathConfig | None = None
+) -> tuple[str | None, ...]:
+    """The answers of each text of one prompt, None where it gives none.
 
-    Formulas are looked for behind the thoughts, as the reward ``math`` does. Equal ones are written
-    equally, as the first of them. Must run in the main thread, in which alone comparing two
-    formulas can be limited in time.
+    Formulas are looked for where the ``reward`` of type math looks for them (None: one with
+    defaults), and equal ones are written equally, as the first of them. Must run in the main
+    thread, in which alone comparing two formulas can be limited in time. A letter is looked for in
+    the last ``\\boxed{…}`` alone.
     """
-    said = map(behind_thoughts, texts) if kind == "math" else texts
-    boxes = [" ".join((last_boxed(text) or "").split()) for text in said]
     if kind == "letter":
-        letters = [_LETTER.match(box) for box in boxes]
+        letters = [_LETTER.match(last_boxed(text) or "") for text in texts]
         return tuple(None if letter is None else letter[1].upper() for letter in letters)
-    written = _as_first_written([box for box in boxes if box])
-    return tuple(written.get(box) for box in boxes)
-
-
-def _as_first_written(formulas: Sequence[str]) -> dict[str, str]:
-    """Each formula with the first one that it equals."""
-    reward = MathReward(MathConfig())
-    first: dict[str, str] = {}
-    for formula in dict.fromkeys(formulas):
+    math_reward = MathReward(reward or MathConfig())
+    answers = [math_reward.answer_in(text) for text in texts]
+    first: dict[str | None, str] = {}
+    for answer in dict.fromkeys(each for each in answers if each is not None):
         known = dict.fromkeys(first.values())
-        first[formula] = next((k for k in known if _equal(reward, formula, k)), formula)
-    return first
-
-
-def _equal(reward: MathReward, formula: str, other: str) -> bool:
-    sample = RewardInput(
-        prompt="", completion=rf"\boxed{{{formula}}}", num_tokens=0, answer=[other]
-    )
-    try:
-        return reward(sample) > 0
-    except ValueError:
-        return False  # what cannot be read equals only itself
+        first[answer] = next((k for k in known if math_reward.are_equal(answer, k)), answer)
+    return tuple(first.get(answer) for answer in answers)

@@ -61,8 +61,8 @@ _LEADING = re.compile(
     r"(?:\bis\b\s*:?|:)\s*",
     re.IGNORECASE,
 )
-_LONGEST_LINE = 100
-"""Characters of a line that may be an answer in words; a longer one is prose."""
+_MOST_WORDS, _LONGEST_WORDS = 4, 60
+"""Words and characters of an answer in words; a longer line is prose."""
 _PERCENT = re.compile(r"\s*\\?%")
 _WORD = re.compile(
     r"\s*(?:\\(?:text|mathrm|textbf|mathbf)\s*\{)?\s*([A-Za-z](?:\s*[A-Za-z])+)\s*\}?\s*"
@@ -71,6 +71,7 @@ _WORD = re.compile(
 _NAMED = re.compile(r"\s*(?:m?\s*\\angle\b|\\(?:text|mathrm)\b|(?:[A-Z][A-Za-z]*|[a-z]{4,})\s*=)")
 """What names one thing by several letters, left of an equation: a length AB, an angle, a word."""
 _SMALL = 1e-3
+_Place = Literal["box", "tag", "tail"]
 
 
 def _in_latex(text: str) -> str:
@@ -122,7 +123,9 @@ def _in_words(text: str) -> str:
     """The answer that a text without formulas may give in its last line, such as ``(B)``: without
     bold, the full stop and `the answer is`."""
     line = (last_line(text) or "").replace("**", "").strip()
-    return _LEADING.sub("", line, count=1).rstrip(".") if len(line) <= _LONGEST_LINE else ""
+    said = _LEADING.sub("", line, count=1).rstrip(".")
+    is_short = len(said) <= _LONGEST_WORDS and len(said.split()) <= _MOST_WORDS
+    return said if is_short else ""
 
 
 def _percents(answer: str) -> list[str]:
@@ -231,32 +234,62 @@ class MathReward:
 
     def __call__(self, sample: RewardInput) -> float:
         """Compare the final answer with the references."""
-        wanted = [
-            [self._read_reference(each) for each in _percents(text)]
-            for text in references(sample.answer)
-        ]
+        wanted = [self._references(text) for text in references(sample.answer)]
         try:
             with _time_limit(self._config.seconds):
-                right = self._equals_any(sample.completion, wanted)
+                answers = self._readings(*self._place(sample.completion))
+                right = self._equals_any(answers, wanted)
         except _OutOfTime:
             right = False
         return self._config.value_of(right)
 
-    def _equals_any(self, completion: str, wanted: list[list[list[Any]]]) -> bool:
+    def answer_in(self, completion: str) -> str | None:
+        """The final answer as a completion writes it; None where it gives none, or where reading
+        takes too long."""
+        place, text = self._place(completion)
+        if place == "tail":
+            try:
+                with _time_limit(self._config.seconds):
+                    (found,) = self._readings(place, text)
+            except _OutOfTime:
+                return None
+            text = found[-1] if len(found) > 1 else ""  # the text alone is no expression
+        return " ".join(text.split()) or None
+
+    def are_equal(self, answer: str, other: str) -> bool:
+        """Whether two of :meth:`answer_in` are one answer; False where one cannot be read."""
+        try:
+            wanted = self._references(other)
+            with _time_limit(self._config.seconds):
+                return self._equals_any(self._readings("tag", answer), [wanted])
+        except (ValueError, _OutOfTime):
+            return False
+
+    def _place(self, completion: str) -> tuple[_Place, str]:
+        """Where a completion gives its answer, and what stands there."""
         config, said = self._config, behind_thoughts(completion)
         boxed = last_boxed(said)
-        if boxed is None and config.require_boxed:
-            return False
-        tagged = last_answer(said) if boxed is None else None
-        if boxed is not None:
-            answers = [
-                self._parse(rf"\boxed{{{_formula(each)}}}") for each in _percents(_plain(boxed))
-            ]
-        elif tagged is not None:
-            answers = [self._read(each) for each in _percents(_plain(tagged[-config.tail :]))]
-        else:
-            tail = said[-config.tail :]
-            answers = [self._parse(tail) or self._read(_in_words(tail))]
+        if boxed is not None or config.require_boxed:
+            return "box", boxed or ""
+        tagged = last_answer(said)
+        if tagged is not None:
+            return "tag", tagged[-config.tail :]
+        return "tail", said[-config.tail :]
+
+    def _readings(self, place: _Place, text: str) -> list[list[Any]]:
+        """The expressions of what stands there, and those without the sign of per cent."""
+        if place == "box":
+            plain = _percents(_plain(text))
+            return [self._parse(rf"\boxed{{{_formula(each)}}}") for each in plain]
+        if place == "tag":
+            return [self._read(each) for each in _percents(_plain(text))]
+        return [self._parse(text) or self._read(_in_words(text))]
+
+    def _references(self, text: str) -> list[list[Any]]:
+        """The readings of a reference."""
+        return [self._read_reference(each) for each in _percents(text)]
+
+    def _equals_any(self, answers: list[list[Any]], wanted: list[list[list[Any]]]) -> bool:
         return any(
             self._are_equal(reference, answer)
             for readings in wanted

@@ -18,7 +18,6 @@ from rlinf.config.validate import validate
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_evaluation import (
-    AnswerKind,
     PromptOutcome,
     TextEvaluationResult,
     TextEvaluationSpec,
@@ -175,7 +174,7 @@ def answer_prompts(
             group,
             threshold=spec.threshold,
             part=spec.part,
-            answers=_answers(group, spec.answers, tokenizer),
+            answers=_answers(group, spec, tokenizer),
             level=dataset[group.prompt_id].level,
             prompt=dataset[group.prompt_id].text,
             texts=tokenizer.batch_decode([each.tokens.tolist() for each in group.completions]),
@@ -230,15 +229,23 @@ def require_scores(parts: Sequence[RewardReport], *, of: str) -> None:
 
 
 def _answers(
-    group: PromptGroup, kind: AnswerKind | None, tokenizer: Any
+    group: PromptGroup, spec: TextEvaluationSpec, tokenizer: Any
 ) -> tuple[str | None, ...] | None:
-    if kind is None:
+    if spec.answers is None:
         return None
     texts = tokenizer.batch_decode(
         [completion.sampled_tokens.tolist() for completion in group.completions],
         skip_special_tokens=True,
     )
-    return read_answers(texts, kind)
+    return read_answers(texts, spec.answers, _comparing(spec))
+
+
+def _comparing(spec: TextEvaluationSpec) -> MathConfig | None:
+    """The reward that compares formulas, of several the one that decides; None without any."""
+    names = sorted(spec.reward, key=lambda name: name != spec.part)
+    sections = (spec.reward[name] for name in names)
+    found = next((each for each in sections if each["type"] == "math"), None)
+    return found and validate(MathConfig, found, "reward of the evaluation specification")
 
 
 FIGURES = (

@@ -4,6 +4,7 @@ import pytest
 
 from rlinf.data.estimates import majority
 from rlinf.data.text_evaluation import read_answers
+from rlinf.rewards.math_answer import MathConfig
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_equal_formulas_are_written_as_the_first_of_them() -> None:
         "\\boxed{1+x}",
     ]
     half, three, sum_ = "\\frac{1}{2}", "3", "x+1"
-    expected = (half, None, half, three, half, three, None, sum_, sum_)
+    expected = (half, half, half, three, half, three, None, sum_, sum_)
     assert read_answers(texts, "math") == expected
 
 
@@ -52,8 +53,29 @@ def test_what_cannot_be_read_equals_itself_alone() -> None:
 
 def test_formulas_in_thoughts_do_not_vote() -> None:
     pytest.importorskip("math_verify")
-    texts = ["<think>\\boxed{7}</think> \\boxed{8}", "<think>\\boxed{7}</think> so", "\\boxed{7}"]
+    texts = [
+        "<think>\\boxed{7}</think> \\boxed{8}",
+        "<think>\\boxed{7}</think> and so I gave it up",
+        "\\boxed{7}",
+    ]
     assert read_answers(texts, "math") == ("8", None, "7")
+
+
+def test_formulas_are_looked_for_where_the_reward_looks() -> None:
+    pytest.importorskip("math_verify")
+    texts = [
+        "<answer>1/2</answer>",
+        "first 7, then <answer>3</answer>",
+        "It is 3.0.",
+        "so $\\frac{1}{2}$",
+        "I do not know what to do.",
+        "<answer></answer> 3",
+        "The answer is **Yes**",
+        "\\boxed{yes}",
+    ]
+    assert read_answers(texts, "math") == ("1/2", "3", "3", "1/2", None, None, "Yes", "Yes")
+    boxes = MathConfig(require_boxed=True)
+    assert read_answers(texts, "math", boxes) == (None,) * 7 + ("yes",)
 
 
 def test_the_vote_counts_equal_formulas_together() -> None:

@@ -91,6 +91,8 @@ def test_metrics_of_a_result_by_hand():
     assert found.scores("maj@4").tolist() == [1, 0, 1, 0]
     assert found.metrics == ("pass@1", "pass@2", "pass@4", "mean@4", "maj@4")
     assert result(rows).metrics == ("pass@1", "pass@2", "pass@4", "mean@4")
+    nobody = [(None,) * 4] * 4
+    assert result(rows, nobody).metrics == ("pass@1", "pass@2", "pass@4", "mean@4")
     assert result([[1], [0]]).metrics == ("pass@1",)
     for metric, reason in {
         "pass@5": "nearest: pass@4",

@@ -34,6 +34,12 @@ _RELATION = re.compile(
 _OPERATOR = re.compile(r"(?:(?<=[\w)])|(?<=\d!))\s*([<>=])\s*(?=[\w\\(.-])")
 _FRACTION = re.compile(r"(?<=\d)\s*/\s*(?=\d)")
 _LISTED = re.compile(r"(?<=\w),(?=-?\.?\w)(?!(?<=\d,)\d{3}(?!\d))")
+_DATED = re.compile(
+    r"\b((?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?"
+    r"|sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)\.?\s+\d{1,2}),(?=\s+\d{3,4}(?!\d))",
+    re.IGNORECASE,
+)
+"""The comma between day and year, which makes no list of them."""
 _ARTICLES = re.compile(r"\b(?:an|the)\b|\ba\b(?=\s+\w\w)", re.IGNORECASE)
 """``A`` before a single letter is an answer beside another one."""
 _MARKS = re.compile(
@@ -174,7 +180,7 @@ def normalize(
 def _without_marks(text: str) -> str:
     text = _RELATION.sub(_as_one_sign, _SIGNED.sub("-", text.translate(_SIGNS)))
     text = _FRACTION.sub("/", _OPERATOR.sub(r"\1", text))
-    return _MARKS.sub("", _LISTED.sub(", ", text))
+    return _MARKS.sub("", _DATED.sub(r"\1", _LISTED.sub(", ", text)))
 
 
 def _as_one_sign(relation: re.Match[str]) -> str:

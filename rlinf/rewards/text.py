@@ -129,13 +129,18 @@ def _fenced(text: str) -> list[tuple[str, str]]:
 
 
 def references(answer: object) -> list[str]:
-    """The references of an answer: a text, a number, or a list of such; ValueError for all else.
+    """The references of an answer: a text, a number, or a list of such; ValueError for all else,
+    and for a text of white space alone, which an empty answer would equal.
 
     A whole number is one without a fraction as well, ``5`` for 5.0: where one of a column is
     missing, pandas writes all of them so.
     """
     items = answer if isinstance(answer, list | tuple) else [answer]
-    found = [_written(item) for item in items if isinstance(item, str | int | float) and item != ""]
+    found = [
+        _written(item)
+        for item in items
+        if isinstance(item, int | float) or (isinstance(item, str) and item.strip())
+    ]
     if not found or len(found) != len(items):
         raise ValueError(f"the answer is no text, number or list of such: {str(answer)[:100]!r}")
     return [text for texts in found for text in texts]

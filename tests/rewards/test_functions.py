@@ -185,7 +185,7 @@ def test_math_answer_that_takes_forever_is_wrong():
     assert reward(sample(r"\boxed{3}", "3")) == 1.0
 
 
-@pytest.mark.parametrize("answer", [None, [], "", {"a": 1}, ["1", None], "$$"])
+@pytest.mark.parametrize("answer", [None, [], "", " \n", ["1", " "], {"a": 1}, ["1", None], "$$"])
 def test_math_refuses_a_reference_that_is_none(math_reward, answer):
     with pytest.raises(ValueError, match=r"answer|reference"):
         math_reward(sample(r"\boxed{1}", answer))
@@ -335,6 +335,11 @@ def test_normalising_twice_changes_nothing_more(text):
 @pytest.mark.timeout(60)  # which quadratic work exceeds many times
 def test_an_answer_of_marks_is_wrong_and_not_invalid(text):
     assert ExactMatchConfig().build()(sample(f"<answer>{text}</answer>", "Paris")) == 0.0
+
+
+def test_an_empty_answer_equals_no_reference():
+    with pytest.raises(ValueError, match="no text, number or list"):
+        ExactMatchConfig().build()(sample("<answer></answer>", ["  "]))
 
 
 GOOD = "<think>one and one</think>\n<answer>2</answer>"

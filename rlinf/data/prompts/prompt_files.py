@@ -459,7 +459,9 @@ def _answer(value: Any, key: str) -> Any:
         value = [value]
     if isinstance(value, list | dict) and not value:
         raise UnusableRecordError(f"`{key}` is empty")
-    if isinstance(value, list) and any(item is None or item == "" for item in value):
+    if isinstance(value, list) and any(
+        item is None or (isinstance(item, str) and not item.strip()) for item in value
+    ):
         raise UnusableRecordError(f"`{key}` holds an empty answer")
     # In Parquet what is missing among numbers may be a NaN.
     if isinstance(value, list) and any(

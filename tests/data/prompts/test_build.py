@@ -211,6 +211,7 @@ BROKEN = {
     b'{"prompt": "\\ud83d", "solutions": "1"}': "half a character at 0",
     b'{"prompt": "1", "solutions": []}': "`solutions` is empty",
     b'{"prompt": "1", "solutions": ["1", ""]}': "holds an empty answer",
+    b'{"prompt": "1", "solutions": " \\n"}': "holds an empty answer",
     b'{"prompt": "1", "solutions": "a \\ud83d"}': "`solutions` holds half a character",
     b'{"prompt": "1", "solutions": ["a", "\\ud83d"]}': "`solutions` holds half a character",
     b'{"prompt": "1", "solutions": NaN}': "NaN is no JSON number",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from math import ceil, floor, log1p
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Optional, Self, TypeVar
 
 from pydantic import BaseModel, Field, PrivateAttr, ValidationInfo, model_validator
@@ -243,7 +244,7 @@ class PolicyConfig(AlgorithmConfig):
     their group."""
     dynamic_sampling: ByFamily[bool] = by_family(tokens=False)
     """Tokens: train only on groups whose rewards differ; other prompts are drawn for the rest."""
-    max_resample: ByFamily[int] = by_family(tokens=5, ge=0)
+    max_resample: ByFamily[int] = by_family(tokens=5, ge=1)
     """Tokens: how many times the prompt of one position may be drawn again in a step with
     `dynamic_sampling`; the last group is trained on whatever its rewards. With
     `rollout.partial` groups have no position yet: then a step may draw so many times as many
@@ -362,6 +363,26 @@ class ClippedConfig(PolicyConfig):
                 f"the dual clip {self.clip_ratio_c} lies below 1 + clip_ratio_high = "
                 f"{1 + self.clip_ratio_high}, where ratios are not clipped yet",
                 hint=f"nearest: {1 + self.clip_ratio_high}, or null",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_log_bounds(self) -> Self:
+        """A bound of log-ratios within the clip, which would then never bind."""
+        low, high = log1p(-self.clip_ratio_low), log1p(self.clip_ratio_high)
+        if self.clip_log_ratio_min is not None and self.clip_log_ratio_min > low:
+            raise illegal(
+                "clip_log_ratio_min",
+                f"{self.clip_log_ratio_min} lies above log(1 - clip_ratio_low) = {low:.4g}, so "
+                "that no ratio would be clipped from below",
+                hint=f"nearest: {floor(low * 1e4) / 1e4:g}, or null",
+            )
+        if self.clip_log_ratio_max is not None and self.clip_log_ratio_max < high:
+            raise illegal(
+                "clip_log_ratio_max",
+                f"{self.clip_log_ratio_max} lies below log(1 + clip_ratio_high) = {high:.4g}, so "
+                "that no ratio would be clipped from above",
+                hint=f"nearest: {ceil(high * 1e4) / 1e4:g}, or null",
             )
         return self
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic_core import PydanticCustomError
 
+from rlinf.algorithms.config import DAPOConfig
 from rlinf.config.component import illegal
 from rlinf.config.effects import unused
 from rlinf.config.nearest import join_choices, nearest_divisors, nearest_multiples
@@ -26,6 +27,7 @@ from rlinf.errors import ConfigError, in_section
 from rlinf.flow.placed_config import RunnerConfig
 from rlinf.flow.planning_traits import PlanningTraits
 from rlinf.rewards.config import CorrectnessConfig, RewardConfig
+from rlinf.rewards.text import LengthConfig
 from rlinf.runners.reasoning_planning import reasoning_traits
 from rlinf.runners.rescaling import order_problems, rescaling_problems
 from rlinf.trainers.config import SupervisedConfig
@@ -204,9 +206,29 @@ class ReasoningConfig(AnsweringConfig):
         yield from rescaling_problems(self)
 
     def problems_of_training(self) -> Iterator[PydanticCustomError]:
-        """Log-probs that the engine reports otherwise: evaluations use none."""
+        """Log-probs that the engine reports otherwise, and penalties of lengths that no answer has:
+        evaluations use none."""
         if (unscored := self.rollout.engine.unscored(self.rollout.sampling)) is not None:
             yield illegal(f"rollout.sampling.{unscored.key}", unscored.why, hint=unscored.hint)
+        yield from self._penalty_problems()
+
+    def _penalty_problems(self) -> Iterator[PydanticCustomError]:
+        longest, algorithm = self.rollout.longest_answer, self.algorithm
+        never = f"no answer is that long: the longest that is sampled has {longest} tokens"
+        if isinstance(algorithm, DAPOConfig) and (algorithm.safe_length or 0) >= longest:
+            why = f"{algorithm.safe_length} tokens and more are penalised, and {never}"
+            yield illegal("algorithm.safe_length", why, hint=f"nearest: {longest - 1}")
+        for name, function in self.reward.functions.items():
+            if not isinstance(function, LengthConfig):
+                continue
+            free = function.max_length - function.cache_length
+            if free >= longest:
+                why = (
+                    f"less cache_length is {free} tokens, from which on answers are penalised, and "
+                    f"{never}"
+                )
+                most = longest - 1 + function.cache_length
+                yield illegal(f"reward.functions.{name}.max_length", why, hint=f"nearest: {most}")
 
     def _staleness_problems(self) -> Iterator[PydanticCustomError]:
         rollout, partial = self.rollout, self.rollout.partial

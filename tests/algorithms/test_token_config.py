@@ -76,6 +76,10 @@ def test_what_each_needs() -> None:
         ("rloo", {"loss_agg_func": "token-mean"}, "seq-mean-token-sum"),
         ("ppo", {"clip_ratio": 0.2}, "clip_ratio"),
         ("grpo", {"max_resample": -1}, "max_resample"),
+        ("grpo", {"dynamic_sampling": True, "max_resample": 0}, "greater than or equal to 1"),
+        ("grpo", {"clip_log_ratio_max": 0.05}, "from above; nearest: 0.1824, or null"),
+        ("dapo", {"clip_log_ratio_max": 0.2}, "from above; nearest: 0.2469, or null"),
+        ("ppo", {"clip_log_ratio_min": -0.1}, "from below; nearest: -0.2232, or null"),
     ],
 )
 def test_illegal_combinations_are_refused(name: str, keys: dict[str, Any], message: str) -> None:

@@ -128,6 +128,29 @@ REFUSED = [
         "validation.correct_by",
         "the name of one, such as answer",
     ),
+    (
+        ["algorithm={type: dapo, safe_length: 12, max_length: 48}"],
+        "algorithm.safe_length",
+        "the longest that is sampled has 12 tokens; nearest: 11",
+    ),
+    (
+        [
+            "algorithm={type: dapo, safe_length: 8, max_length: 48}",
+            "rollout.agent={tools: {calculator: {type: calculator}}, max_turns: 2, "
+            "max_turn_tokens: 4}",
+        ],
+        "algorithm.safe_length",
+        "the longest that is sampled has 8 tokens; nearest: 7",
+    ),
+    (
+        [
+            "reward.functions.short={type: length, max_length: 200, cache_length: 50}",
+            "validation.correct_by=answer",
+        ],
+        "reward.functions.short.max_length",
+        "is 150 tokens, from which on answers are penalised, and no answer is that long: the "
+        "longest that is sampled has 12 tokens; nearest: 61",
+    ),
     (["validation.correct_by=anwser"], "validation.correct_by", "there are answer"),
     (["validation.correct_from=5"], "validation.correct_from", "nearest: 0.5"),
     (

@@ -78,6 +78,14 @@ class ReasoningRolloutConfig(StrictModel):
         """Completions of a training step."""
         return self.prompts * self.group_size
 
+    @property
+    def longest_answer(self) -> int:
+        """Most tokens that a model samples for a completion, over all its turns."""
+        longest, agent = self.sampling.max_new_tokens, self.agent
+        if agent is None or agent.max_turn_tokens is None:
+            return longest
+        return min(longest, agent.max_turns * agent.max_turn_tokens)
+
 
 class AnsweringConfig(LanguageRunConfig):
     """A run in which a language model is trained on its answers to prompts."""

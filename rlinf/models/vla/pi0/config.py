@@ -37,7 +37,7 @@ class PI05Config(FlowConfig):
     """Widths of the hidden layers of the value head, which begins afresh."""
     state_in_prompt: bool = True
     """Tell the state in the instruction, each dimension as one of 256 numbers; it is otherwise not
-    read. Published models differ: the one of LIBERO does not read it."""
+    read. Published models differ: those of LIBERO and CALVIN do not read it."""
     told_state_dim: int | None = Field(default=None, ge=1)
     """Dimensions of the state in the instruction, with zeros behind those of the environment; null:
     the environment's alone, as openpi and lerobot since 0.5 have trained. lerobot 0.4 filled them

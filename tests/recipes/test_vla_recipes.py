@@ -89,19 +89,20 @@ def test_published_runs_are_accepted_with_their_values(
 
 
 SIX = (0, 1, 2, 3, 4, 5)
-CONVENTIONS: dict[str, tuple[tuple[int, ...], bool | None]] = {
-    "libero_spatial_ppo_pi0": (SIX, None),
-    "libero_spatial_grpo_pi0": (SIX, None),
-    "libero_object_nft_pi0": (SIX, None),
-    "libero_spatial_dsrl_pi0": (SIX, None),
-    "behavior_ppo_pi0": (SIX, None),
-    "metaworld_mt50_ppo_pi0": ((), None),
-    "robocasa_close_drawer_grpo_pi0": ((), None),
-    "libero_spatial_ppo_pi05": ((), False),
-    "libero_spatial_grpo_pi05": ((), False),
-    "calvin_ppo_pi05": ((), False),
+CONVENTIONS: dict[str, tuple[int, tuple[int, ...], bool | None]] = {
+    "libero_spatial_ppo_pi0": (50, SIX, None),
+    "libero_spatial_grpo_pi0": (50, SIX, None),
+    "libero_object_nft_pi0": (50, SIX, None),
+    "libero_spatial_dsrl_pi0": (50, SIX, None),
+    "behavior_ppo_pi0": (50, SIX, None),
+    "metaworld_mt50_ppo_pi0": (5, (), None),
+    "robocasa_close_drawer_grpo_pi0": (10, (), None),
+    "libero_spatial_ppo_pi05": (10, (), False),
+    "libero_spatial_grpo_pi05": (10, (), False),
+    "calvin_ppo_pi05": (5, (), False),
 }
-"""Of RLinf's published π: the dimensions of `extra_delta_transform`, and `discrete_state_input`."""
+"""Of RLinf's published π: `action_horizon`, the dimensions of `extra_delta_transform`, and
+`discrete_state_input`."""
 
 
 @pytest.mark.parametrize("name", CONVENTIONS)
@@ -113,7 +114,7 @@ def test_published_models_are_read_as_they_were_trained(name: str) -> None:
     model = getattr(config.model, "base", config.model)
     assert isinstance(model, FlowConfig)
     found = model.conventions.delta_dimensions, getattr(model, "state_in_prompt", None)
-    assert found == CONVENTIONS[name]
+    assert (model.horizon, *found) == CONVENTIONS[name]
 
 
 SUITES = [

@@ -392,8 +392,9 @@ class FlowConfig(VLAConfig):
     """Image observations in the order in which the model was trained on views: base, left wrist,
     right wrist. null leaves a view out, as do those that are not named: it is not attended to."""
     horizon: int | None = Field(default=None, ge=1, le=MOST_ACTIONS)
-    """H, actions that are denoised together, of which `num_action_chunks` are executed; null: what
-    `path` says, otherwise `num_action_chunks`."""
+    """H, actions that are denoised together, of which `num_action_chunks` are executed; null: of a
+    preset `num_action_chunks`, otherwise what config.json of `path` says. Where that is silent,
+    GR00T has 16 and WALL-OSS 32, and of the others it is to be given."""
     denoising_steps: int = Field(default=10, ge=1)
     """K. Training runs as many passes of the expert if all steps are random, one otherwise."""
     method: Literal["ode", "flow_sde", "flow_noise", "flow_cps"] = "flow_sde"

@@ -53,11 +53,19 @@ class Published:
         """Heads of the vision tower, which weights do not tell: those of SigLIP of its width."""
         return 16 if vision.width == 1152 else vision.width // 64
 
-    def actions_at_once(self, default: int, *, said: str = "chunk_size") -> int:
-        """The section's horizon, or what config.json says of it; ConfigError where that is none."""
+    def actions_at_once(self, *, said: str = "chunk_size", always: int | None = None) -> int:
+        """The section's horizon, or what config.json says of it, or else what all such models have;
+        ConfigError where that is none, or neither says it of models that differ."""
         given = self.settings.get(said)
-        if self.config.horizon or given is None:
-            return self.config.horizon or default
+        if known := self.config.horizon or (always if given is None else None):
+            return known
+        if given is None:
+            raise ConfigError(
+                f"is null, and {self.config.path} does not say in a config.json ({said}) how many "
+                "actions are denoised together; nearest: the number that it was trained with, as "
+                "50, which π₀ has where its training does not name another",
+                key="horizon",
+            )
         if type(given) is not int or not 1 <= given <= MOST_ACTIONS:
             raise ConfigError(
                 f"{self.config.path} has {said}: {given!r} in its config.json, expected a whole "

@@ -136,6 +136,10 @@ CASES: dict[str, tuple[Any, str]] = {
     "a file as path": (lambda d: {"path": d / "model.safetensors"}, "is a file; nearest: the dir"),
     "a run's file as path": (lambda d: {"path": trained(d)}, "or `weights` for the policy"),
     "no directory": (lambda d: {"path": d / "nothing"}, r"no directory .*nothing; nearest"),
+    "a horizon that nothing says": (
+        lambda d: {"path": written(d, "config.json", '{"vision_heads": 4}')},
+        r"^model\.horizon: is null, and .*pi05 does not say in a config\.json \(action_horizon\)",
+    ),
     "an empty directory": (lambda d: {"path": empty(d)}, "has no config.json; nearest"),
     "no such weights": (lambda d: {**TINY, "weights": d / "nothing"}, "there is no file"),
     "weights of another model": (

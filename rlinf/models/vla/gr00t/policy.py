@@ -221,7 +221,7 @@ def _published_size(held: Published) -> GR00TSize:
         vocabulary=shape(EMBEDDING)[0],
         patch=patch,
         image=math.isqrt(shape("vision.position_embedding.weight")[0]) * patch,
-        horizon=held.actions_at_once(16, said="action_horizon"),
+        horizon=held.actions_at_once(said="action_horizon", always=16),
         action_dim=shape("action_encoder.W1.W")[1],
         state_dim=state_dim,
     )

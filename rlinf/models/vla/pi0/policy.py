@@ -172,7 +172,7 @@ def _published_size(held: Published) -> PI0Size:
         vocabulary=held.shape(EMBEDDING)[0],
         patch=patch,
         image=round(patches**0.5) * patch,
-        horizon=held.actions_at_once(50, said=said),
+        horizon=held.actions_at_once(said=said),
         action_dim=held.shape("action_in_proj.weight")[1],
     )
     return size if adaptive else replace(size, state_dim=held.shape("state_proj.weight")[1])

@@ -152,7 +152,7 @@ def _published_size(held: Published) -> SmolVLASize:
         image=image,
         shuffle=math.isqrt(held.shape("vision.projector.weight")[1] // vision.width),
         every=every,
-        horizon=held.actions_at_once(50),
+        horizon=held.actions_at_once(),
         action_dim=held.shape("action_in_proj.weight")[1],
         state_dim=held.shape("state_proj.weight")[1],
     )

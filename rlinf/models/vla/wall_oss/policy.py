@@ -254,7 +254,7 @@ def _published_size(held: Published) -> WallSize:
         whole=tuple(vision.get("fullatt_block_indexes", standard.whole)),
         sections=sections,
         image=settings.get("resolution", standard.image),
-        horizon=held.actions_at_once(standard.horizon),
+        horizon=held.actions_at_once(always=standard.horizon),
         action_dim=shape("action_out.weight")[0],
         state_dim=shape("state_proj.weight")[1] // 2,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,7 @@ def test_a_dimension_that_never_moved_is_one_number(method: Any, there: float) -
 
 LAYOUTS: dict[str, Callable[[Any, Any], Any]] = {
     "assets/mine/norm_stats.json": lambda a, s: {"norm_stats": {"state": s, "actions": a}},
+    "mine/norm_stats.json": lambda a, s: {"norm_stats": {"state": s, "actions": a}},
     "dataset_statistics.json": lambda a, s: {"mine": {"action": a, "proprio": s}},
     "meta/stats.json": lambda a, s: {"observation.state": s, "action": a},
     "experiment_cfg/metadata.json": lambda a, s: {
@@ -130,6 +132,8 @@ def test_published_files(tmp_path: Path) -> None:
         tmp_path / "pi", "assets/physical-intelligence/libero/norm_stats.json",
         {"norm_stats": {"state": vector, "actions": vector}},
     )  # fmt: skip
+    assert read_statistics(pi).key == "physical-intelligence/libero"
+    shutil.move(pi / "assets" / "physical-intelligence", pi / "physical-intelligence")
     assert read_statistics(pi).key == "physical-intelligence/libero"
     more = {**vector, "max": [1, 1], "min": [0, 0], "mask": [True, False]}
     vla = published(

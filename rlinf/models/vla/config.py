@@ -85,6 +85,9 @@ class PublishedConfig(ModelConfig):
     half_precision = True
     only_imitates = True
     of_values: ClassVar[tuple[str, ...]] = ("value_head", "detach_values")
+    described: ClassVar[bool] = True
+    """Whether a published directory needs a config.json: its weights and the section say too little
+    of the model."""
     usually_normalised_by: ClassVar[Method]
     """Which statistics scale states and actions, where a directory does not say otherwise; not of
     sections with a key `normalization`, which says it."""
@@ -163,6 +166,13 @@ class PublishedConfig(ModelConfig):
         """As the section says, or what is usual."""
         method: Method = getattr(self, "normalization", None) or self.usually_normalised_by
         return method
+
+    def settings(self, *, key: str = "path") -> dict[str, Any]:
+        """What config.json of `path` says; nothing where there is none and none is needed.
+        ConfigError of ``key`` where it cannot be read."""
+        assert self.path is not None
+        file = self.path.expanduser() / "config.json"
+        return read_settings(file, key=key) if self.described or file.is_file() else {}
 
     @property
     def units(self) -> dict[Kind, Method | None]:
@@ -290,7 +300,7 @@ class PublishedConfig(ModelConfig):
 
     def check(self) -> None:
         """Look for what is named, before anything is read."""
-        if self.path is not None and not (self.path.expanduser() / "config.json").is_file():
+        if self.path is not None and self._lacks_description(self.path.expanduser()):
             directory = self.path.expanduser()
             found = "is a file" if directory.is_file() else "has no config.json"
             found = f"{self.path} {found}"
@@ -304,7 +314,8 @@ class PublishedConfig(ModelConfig):
                 key="path",
             )
         if self.path is not None:
-            require_type_of_directory(self.path, self)
+            if (self.path.expanduser() / "config.json").is_file():
+                require_type_of_directory(self.path, self)
             _require_published(self.path)
         if self.weights is not None:
             self.require_own_weights(self.weights, key="weights")
@@ -312,6 +323,12 @@ class PublishedConfig(ModelConfig):
             raise ConfigError(f"there is no file {sought(self.statistics)}", key="statistics")
         self._check_statistics()
         self._tell_of_other_statistics()
+
+    def _lacks_description(self, directory: Path) -> bool:
+        """Whether the directory has no config.json and needs one, or has no weights either."""
+        weights = ("model.safetensors", "model.safetensors.index.json")
+        held = ("config.json",) if self.described else ("config.json", *weights)
+        return not any((directory / name).is_file() for name in held)
 
     def _check_statistics(self) -> None:
         """Refuse `statistics`, or those in `path`, without what actions are normalised by, or

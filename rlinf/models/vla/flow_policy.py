@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.denoising import POINT, POINT_TIME, FlowPoints, TargetSpace
 from rlinf.models.guidance import guided_velocity
@@ -95,7 +94,7 @@ class FlowPolicy(DenoisingPolicy):
 
     def _trained_on(self, path: Path) -> Sequence[str]:
         """Pictures that a directory says its model was trained on; empty where it says nothing."""
-        features = read_settings(path / "config.json", key="model.path").get("input_features") or {}
+        features = self._config.settings(key="model.path").get("input_features") or {}
         return [
             name
             for name, each in features.items()

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import nn
 
-from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import MOST_ACTIONS, FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
@@ -29,7 +28,7 @@ class Published:
     Args:
         config: The section that names it.
         found: Its weights under our names.
-        settings: Its config.json.
+        settings: Its config.json; empty where it has none and needs none.
     """
 
     config: FlowConfig
@@ -121,8 +120,7 @@ def published_network(
     path = config.path.expanduser()
     with in_section("model"):
         found = translate(open_weights(path), layouts)
-        settings = read_settings(path / "config.json", key="path")
-        published = Published(config, found, settings)
+        published = Published(config, found, config.settings())
         with torch.device("meta"):
             network = make(published)
         load_published(network, path, layouts)

@@ -5,7 +5,8 @@ Four layouts are read:
 ========= ============================================================ =========================
 layout    file                                                         its keys
 ========= ============================================================ =========================
-openpi    ``assets/ID/norm_stats.json``                                the ids
+openpi    ``assets/ID/norm_stats.json``; of RLinf                      the ids
+          ``ID/norm_stats.json``
 openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
           ``config.json``
 lerobot   ``meta/stats.json``; of a model                              none
@@ -44,6 +45,8 @@ BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
 NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
 """Rules for these, of a :class:`~rlinf.models.vla.loading.NameLayout`."""
+_MOST_PARTS = 3
+"""Of an id that is looked for beside weights, where a directory may hold much else."""
 _FILES = (
     "norm_stats.json",
     "dataset_statistics.json",
@@ -122,7 +125,7 @@ def _chosen(
     if not sets:
         raise ConfigError(
             f"{path} has no statistics; known files: "
-            f"{', '.join(_FILES)}, assets/ID/norm_stats.json, config.json with "
+            f"{', '.join(_FILES)}, assets/ID/norm_stats.json, ID/norm_stats.json, config.json with "
             "norm_stats, *_normalizer_processor.safetensors",
             key="statistics",
         )
@@ -181,13 +184,22 @@ def _written_sets(path: Path) -> dict[str, Mapping[str, Any]]:
             content = read_settings(path / name)
             if name != "config.json" or "norm_stats" in content:
                 found |= _keyed(content)
-    assets = path / "assets"
-    for file in sorted(assets.rglob("norm_stats.json")):
-        # An id may have parts, as physical-intelligence/libero.
-        place = str(file.parent.relative_to(assets))
+    for file, place in _openpi_files(path):
         each = _keyed(read_settings(file))
         found |= {f"{place}/{key}" if key else place: values for key, values in each.items()}
     return found
+
+
+def _openpi_files(path: Path) -> Iterator[tuple[Path, str]]:
+    """Files of openpi's statistics below a directory, and their ids, which may have parts, as
+    physical-intelligence/libero: RLinf has them beside the weights, openpi below `assets`."""
+    assets = path / "assets"
+    for parts in range(1, _MOST_PARTS + 1):
+        for file in sorted(path.glob("*/" * parts + "norm_stats.json")):
+            if not file.is_relative_to(assets):
+                yield file, str(file.parent.relative_to(path))
+    for file in sorted(assets.rglob("norm_stats.json")):
+        yield file, str(file.parent.relative_to(assets))
 
 
 def _tensors(path: Path) -> Mapping[str, Any]:

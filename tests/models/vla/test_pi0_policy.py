@@ -333,6 +333,24 @@ def test_a_published_directory_becomes_the_policy(published: Path, kind: str) ->
     torch.testing.assert_close(policy._to_env(given, {}), raw[:, :5], atol=1e-5, rtol=0)
 
 
+def test_what_openpi_trains_has_no_config_json(published: Path, kind: str) -> None:
+    """Of scripts/train_pytorch.py: weights, optimizer.pt, metadata.pt and assets."""
+    wanted = REGISTRY.load(kind)(path=published, num_action_chunks=5).build(SEVEN)
+    (published / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"model\.horizon: is null, and .* does not say"):
+        REGISTRY.load(kind)(path=published, num_action_chunks=5).build(SEVEN)
+    config = REGISTRY.load(kind)(path=published, num_action_chunks=5, horizon=8)
+    config.check()
+    policy = config.build(SEVEN)
+    assert policy.horizon == 8
+    stored = wanted.network.state_dict()
+    found = policy.network.state_dict()
+    assert all(torch.equal(each, stored[name]) for name, each in found.items())
+    (published / "model.safetensors").unlink()
+    with pytest.raises(ConfigError, match=r"has no config\.json; nearest"):
+        config.check()
+
+
 def test_other_views_than_the_model_was_trained_on_are_told(
     published: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -51,8 +51,10 @@ class PolicySubject:
     env_spec: EnvSpec
 
     def policy(self, *, seed: int = 0, spec: EnvSpec | None = None) -> Policy:
-        """A fresh one with one value."""
-        return self.config.build(spec or self.env_spec, value_dim=1, seed=seed).eval()
+        """A fresh one with one value, in float32, which the bounds are for: published weights may
+        be stored in half of it."""
+        built = self.config.build(spec or self.env_spec, value_dim=1, seed=seed)
+        return in_precision(built, torch.float32).eval()
 
     @property
     def imitates(self) -> bool:

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import dropout
 
+from rlinf.models.adapters import in_precision
 from rlinf.models.config import REGISTRY, MLPConfig
 from rlinf.models.gaussian import MLPPolicy
 from rlinf.trainers.policy_conformance import check_policy
@@ -50,6 +51,23 @@ class Broken(MLPPolicy):
 
 class BrokenConfig(MLPConfig):
     implementation = "tests.trainers.test_policy_conformance:Broken"
+
+
+class HalfPolicy(MLPPolicy):
+    """As weights that are published in bfloat16."""
+
+    def __init__(self, config, env_spec, *, value_dim=1, seed=0):
+        super().__init__(config, env_spec, value_dim=value_dim, seed=seed)
+        in_precision(self, torch.bfloat16)
+
+
+class HalfConfig(MLPConfig):
+    implementation = "tests.trainers.test_policy_conformance:HalfPolicy"
+
+
+def test_a_policy_in_bfloat16_is_held_to_the_bounds_in_float32():
+    results = check_policy(HalfConfig(), env_spec(), ranks=False)
+    assert [each for each in results if not each.passed] == []
 
 
 @pytest.mark.parametrize("name", ["mlp chunks", "mlp state-dependent", "cnn"])

@@ -24,6 +24,8 @@ from rlinf.errors import ConfigError
 
 _SHOWN = 5  # names listed per kind of difference
 _INDEX = "model.safetensors.index.json"
+_FORMATS = {torch.float64, torch.float32, torch.bfloat16, torch.float16}
+"""Number formats that are computed with; smaller ones are of quantized weights."""
 
 
 @dataclass(frozen=True)
@@ -278,8 +280,8 @@ def load_published(
 
     Raises:
         ConfigError: A tensor is missing, left over or of another shape; all are listed, and
-            nothing was read. Or one is of whole numbers, a file is missing or damaged, or tied
-            tensors differ.
+            nothing was read. Or one is of whole numbers or quantized, a file is missing or
+            damaged, or tied tensors differ.
     """
     found = translate(open_weights(path), layouts)
     own = {name: tuple(each.shape) for name, each in model.state_dict().items() if not fresh(name)}
@@ -305,12 +307,16 @@ def load_published(
         )
     read = {name: found[name] for name in own}
     computes = {name: each.is_floating_point() for name, each in model.state_dict().items()}
-    whole = [name for name in read if computes[name] != read[name].is_floating_point()]
-    if whole:
+    foreign = [
+        name
+        for name, each in read.items()
+        if not (each.dtype in _FORMATS if computes[name] else not each.is_floating_point())
+    ]
+    if foreign:
         raise ConfigError(
             f"the weights in {path} are of other types than the model computes with: "
-            f"{_listed([f'{name} ({read[name].dtype})' for name in whole])}; nearest: those before "
-            "they were quantized",
+            f"{_listed([f'{each} ({read[each].dtype})' for each in foreign])}; nearest: those "
+            "before they were quantized",
             key="path",
         )
     check_finite(read.items(), source=str(path), key="path")
@@ -321,3 +327,10 @@ def load_published(
     )
     vars(model)["published_layout"] = found.layout  # by which it is written back
     return found
+
+
+def in_one_format(model: nn.Module) -> None:
+    """Have a model whose files mix number formats (norms in float32, the rest in bfloat16) compute
+    in float32; parameters without memory yet do not count."""
+    if len({each.dtype for each in model.parameters() if not each.is_meta}) > 1:
+        model.float()

@@ -12,7 +12,14 @@ from torch import nn
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.vla.config import MOST_ACTIONS, FlowConfig
 from rlinf.models.vla.flow_matching import fill_fresh
-from rlinf.models.vla.loading import NameLayout, Translated, load_published, open_weights, translate
+from rlinf.models.vla.loading import (
+    NameLayout,
+    Translated,
+    in_one_format,
+    load_published,
+    open_weights,
+    translate,
+)
 from rlinf.models.vla.transformer import TransformerSize
 
 if TYPE_CHECKING:
@@ -112,10 +119,7 @@ def fresh_network(make: Callable[[], Network], *, seed: int) -> Network:
 def published_network(
     config: FlowConfig, layouts: Sequence[NameLayout], make: Callable[[Published], Network]
 ) -> Network:
-    """The network in the directory that the section names; ConfigError where it is none.
-
-    Files that mix number formats (norms in float32, the rest in bfloat16) are read as float32.
-    """
+    """The network in the directory that the section names; ConfigError where it is none."""
     assert config.path is not None
     path = config.path.expanduser()
     with in_section("model"):
@@ -124,6 +128,5 @@ def published_network(
         with torch.device("meta"):
             network = make(published)
         load_published(network, path, layouts)
-    if len({parameter.dtype for parameter in network.parameters()}) > 1:
-        network.float()
+    in_one_format(network)
     return network

@@ -94,12 +94,12 @@ def cut(directory: Path) -> Path:
     return directory
 
 
-def quantized(directory: Path) -> Path:
-    """A weight is of whole numbers."""
+def quantized(directory: Path, dtype: torch.dtype) -> Path:
+    """A weight is stored in eight bits."""
     file = directory / "model.safetensors"
     tensors = load_file(file)
     (name,) = (each for each in tensors if each.endswith("action_out_proj.weight"))
-    save_file({**tensors, name: (100 * tensors[name]).to(torch.int8)}, file)
+    save_file({**tensors, name: (100 * tensors[name]).to(dtype)}, file)
     return directory
 
 
@@ -172,10 +172,13 @@ CASES: dict[str, tuple[Any, str]] = {
     "half a checkpoint": (lambda d: {"path": halved(d)}, "holds no pi05: no vision"),
     "untied": (lambda d: {"path": untied(d)}, "which are one tensor of the model"),
     "a download that broke off": (lambda d: {"path": cut(d)}, "model.safetensors"),
-    "weights of whole numbers": (
-        lambda d: {"path": quantized(d)},
-        r"^model\.path: .* other types .*: action_out_proj.weight \(torch.int8\); nearest",
-    ),
+    **{
+        f"weights of {dtype}": (
+            lambda d, dtype=dtype: {"path": quantized(d, dtype)},
+            rf"^model\.path: .* other types .*: action_out_proj.weight \({dtype}\); nearest",
+        )
+        for dtype in (torch.int8, torch.float8_e4m3fn)
+    },
     **{
         f"{chunk!r} actions at once": (
             lambda d, chunk=chunk: {"path": written(d, "config.json", json.dumps(

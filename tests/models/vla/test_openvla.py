@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from pydantic import ValidationError
+from safetensors.torch import load_file, save_file
 
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
@@ -311,6 +312,16 @@ def test_a_published_directory_is_a_policy(directory):
     centers = tokens._to_env(tokens.tokens.decode(torch.zeros(1, 1, 7).long()), {})
     # -1 … 1 of what is normalised become q01 … q99; the gripper is as it is.
     assert centers[0, 0].tolist() == pytest.approx([0.75 * 254 / 255 - 0.25] * 6 + [254 / 255])
+
+
+@pytest.mark.parametrize("half", ["norm", "language_model"])
+def test_files_of_mixed_precision_compute_in_float32(directory, half):
+    file = without(directory) / "model.safetensors"
+    stored = load_file(file)
+    save_file({n: t.bfloat16() if half in n else t for n, t in stored.items()}, file)
+    policy = _published(directory)
+    assert {each.dtype for each in policy.network.parameters()} == {torch.float32}
+    assert policy.sample({**_seen(), "task_ids": torch.zeros(3, dtype=torch.int64)}, None)
 
 
 @pytest.mark.parametrize("normalization", ["quantiles", "bounds"])

@@ -16,7 +16,7 @@ from rlinf.checkpoint.weights import check_finite
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section
 from rlinf.models.policy_weights import merged
-from rlinf.models.vla.loading import NameLayout, load_published
+from rlinf.models.vla.loading import NameLayout, in_one_format, load_published
 from rlinf.models.vla.openvla.network import TOWERS, Architecture, Extras, OpenVLANetwork
 from rlinf.models.vla.openvla.vision_transformer import DINOV2, SIGLIP, VisionSize, unread_names
 
@@ -118,7 +118,7 @@ def load_network(
     Args:
         published: The directory.
         extras: Parts that lie in files of their own, ``NAME--STEP_checkpoint.pt``.
-        dtype: Of all weights; None: as the output layer is stored.
+        dtype: Of all weights; None: as they are stored, float32 where formats are mixed.
         fresh: Let parts that the directory lacks begin afresh, as where a plain OpenVLA is
             fine-tuned with them.
         seed: Of these.
@@ -129,6 +129,7 @@ def load_network(
     layout = openvla_layout(published.architecture)
     with in_section("model"):
         load_published(network, published.path, [layout], dtype=dtype, fresh=is_extra)
+    in_one_format(network)
     dtype = dtype or network.language_model.lm_head.weight.dtype
     for name, file in files.items():
         if file is not None:

@@ -29,6 +29,12 @@ from rlinf.models.vla.statistics import ModelStatistics
 _NETWORK = "network."
 _WEIGHT_FILES = (".safetensors", ".bin", ".pth", ".ckpt")
 _NORMALISER = "normalizer_processor.safetensors"
+_PROCESSORS = (
+    _NORMALISER,
+    "groot_pack_inputs_v3.safetensors",
+    "groot_action_unpack_unnormalize_v1.safetensors",
+)
+"""Endings of lerobot's files of statistics: `unnormalizer_processor` has that of the first."""
 _TABLE = "norm_stats.json"
 _FEATURES = {"actions": "action", "states": "observation.state"}
 
@@ -135,7 +141,7 @@ def _copy_beside(base: Path, out: Path, weights: Weights) -> None:
         place = file.relative_to(base)
         hidden = any(part.startswith(".") for part in place.parts)
         other_weights = file.suffix in _WEIGHT_FILES and not file.name.endswith(
-            "processor.safetensors"
+            ("processor.safetensors", *_PROCESSORS)
         )
         if file.resolve() in held or hidden or other_weights:
             continue
@@ -146,7 +152,8 @@ def _copy_beside(base: Path, out: Path, weights: Weights) -> None:
 def _put_statistics(out: Path, statistics: ModelStatistics) -> None:
     """Put statistics in place of those in the files of lerobot's processors, or of openpi;
     ConfigError where there are none."""
-    files, tables = sorted(out.glob(f"*{_NORMALISER}")), sorted(out.rglob(_TABLE))
+    files = sorted(file for each in _PROCESSORS for file in out.glob(f"*{each}"))
+    tables = sorted(out.rglob(_TABLE))
     if not files and not tables:
         raise ConfigError(
             f"the run has statistics of its own, and the directory no file *_{_NORMALISER} or "

@@ -10,7 +10,8 @@ openpi    ``assets/ID/norm_stats.json``; of RLinf                      the ids
 openvla   ``dataset_statistics.json``, over ``norm_stats`` of          the data sets
           ``config.json``
 lerobot   ``meta/stats.json``; of a model                              none
-          ``…_normalizer_processor.safetensors``, or before
+          ``…_normalizer_processor.safetensors``, of GR00T
+          ``…_groot_pack_inputs_v3.safetensors``, or before
           lerobot 0.4 buffers in ``model.safetensors``
 groot     ``experiment_cfg/metadata.json``                             the embodiments
 ========= ============================================================ =========================
@@ -45,6 +46,8 @@ BUFFERS = ("normalize_inputs.", "normalize_targets.", "unnormalize_outputs.")
 """What names of statistics among the weights of lerobot before 0.4 begin with."""
 NORMALISERS = tuple((name.removesuffix("."),) * 2 for name in BUFFERS)
 """Rules for these, of a :class:`~rlinf.models.vla.loading.NameLayout`."""
+_PROCESSORS = ("normalizer_processor", "groot_pack_inputs_v3")
+"""How lerobot's processors that hold statistics are called."""
 _MOST_PARTS = 3
 """Of an id that is looked for beside weights, where a directory may hold much else."""
 _FILES = (
@@ -126,7 +129,7 @@ def _chosen(
         raise ConfigError(
             f"{path} has no statistics; known files: "
             f"{', '.join(_FILES)}, assets/ID/norm_stats.json, ID/norm_stats.json, config.json with "
-            "norm_stats, *_normalizer_processor.safetensors",
+            f"norm_stats, {', '.join(f'*_{each}.safetensors' for each in _PROCESSORS)}",
             key="statistics",
         )
     if key is None and len(sets) > 1:
@@ -169,7 +172,7 @@ def _sets(path: Path) -> dict[str, Mapping[str, Any]]:
         found = _buffers(path) or _tensors(path) if written is None else json.loads(written)
         return _keyed(found)
     sets: dict[str, Mapping[str, Any]] = {}
-    for file in sorted(path.glob("*_normalizer_processor.safetensors")):
+    for file in sorted(f for each in _PROCESSORS for f in path.glob(f"*_{each}.safetensors")):
         sets |= _keyed(_tensors(file))
     if not sets and (path / "model.safetensors").is_file():
         sets |= _keyed(_buffers(path / "model.safetensors"))

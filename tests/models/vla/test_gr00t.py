@@ -21,11 +21,16 @@ from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY, type_of_directory
 from rlinf.models.policy import draw_noise
 from rlinf.models.policy_weights import travelling
+from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.gr00t.layouts import LAYOUTS
 from rlinf.models.vla.gr00t.network import GR00TNetwork, GR00TSize
-from rlinf.models.vla.gr00t.policy import GR00TPolicy
+from rlinf.models.vla.gr00t.policy import GR00TPolicy, _published_size
 from rlinf.models.vla.gr00t.prompts import PICTURE, eagle_encode, eagle_tokenizer
+from rlinf.models.vla.loading import Weights, translate
+from rlinf.models.vla.networks import Published
 from rlinf.models.vla.preprocessing import cropped_pixels
+from rlinf.models.vla.publishing import publish
+from rlinf.models.vla.statistics import ModelStatistics, Statistics
 from rlinf.models.vla.transformer import Prefix
 from tests.models.test_policies import env_spec
 from tests.models.vla.support import (
@@ -317,6 +322,62 @@ def test_other_names_of_the_same_weights(tmp_path: Path, directory: Path, kind: 
     wanted = of_directory(directory).network.state_dict()
     found = of_directory(path).network.state_dict()
     assert all(torch.equal(found[name], each) for name, each in wanted.items())
+
+
+def test_a_directory_of_lerobot_is_read(tmp_path: Path, directory: Path) -> None:
+    """As lerobot 0.5 writes it: nothing of the network, which in this small one is other."""
+    path = published(tmp_path)
+    (path / "model.safetensors").unlink()
+    shutil.rmtree(path / "experiment_cfg")
+    save_file(
+        {f"_groot_model.{name}": each for name, each in weights().items()},
+        path / "model.safetensors",
+    )
+    said = {"type": "groot", "chunk_size": 50, "n_action_steps": 50, "embodiment_tag": "so100",
+            "normalization_mapping": {"STATE": "MEAN_STD", "ACTION": "MEAN_STD"},
+            "input_features": {"observation.images.front": {"type": "VISUAL"}}}  # fmt: skip
+    small = {name: SETTINGS[name] for name in ("action_head_cfg", "backbone_cfg")}
+    (path / "config.json").write_text(json.dumps(said | small))
+    moved = {"action.min": torch.full((ACTIONS,), -0.5), "action.max": torch.full((ACTIONS,), 0.5),
+             "observation.state.min": torch.zeros(STATES),
+             "observation.state.max": torch.ones(STATES)}  # fmt: skip
+    for name in ("pre", "post"):
+        step = {"pre": "2_groot_pack_inputs_v3", "post": "0_groot_action_unpack_unnormalize_v1"}
+        save_file(moved, path / f"policy_{name}processor_step_{step[name]}.safetensors")
+    config = REGISTRY.load("gr00t")(path=path, num_action_chunks=3, horizon=HORIZON)
+    config.check()
+    policy = config.build(FIVE)
+    assert isinstance(policy, GR00TPolicy)
+    assert config.matrices == 2
+    wanted = of_directory(directory).network.state_dict()
+    found = policy.network.state_dict()
+    assert all(torch.equal(found[name], each) for name, each in wanted.items())
+    half = policy._to_env(torch.full((1, HORIZON, ACTIONS), 0.5), {})
+    torch.testing.assert_close(half, torch.full((1, 3, ACTIONS), 0.25))
+    with pytest.raises(ConfigError, match="trained on 1 pictures"):
+        REGISTRY.load("gr00t")(path=path, horizon=8, cameras=["main_images"] * 2).build(FIVE)
+
+    other = Statistics(min=torch.full((ACTIONS,), -0.25), max=torch.full((ACTIONS,), 0.25))
+    publish(policy, path, tmp_path / "out", ModelStatistics(other, None))
+    for file in (tmp_path / "out").glob("policy_*processor_step_*.safetensors"):
+        assert load_file(file)["action.max"].tolist() == [0.25] * ACTIONS
+    assert len([*(tmp_path / "out").glob("policy_*processor_step_*")]) == 2
+
+    (path / "config.json").write_text(json.dumps(said | small | {"embodiment_tag": "mine"}))
+    with pytest.raises(ConfigError, match=r"has embodiment_tag: mine .*; nearest: agibot_genie1"):
+        config.check()
+
+
+def test_what_nothing_says_is_as_published(tmp_path: Path) -> None:
+    """Of the model of 2.4 billion parameters, by the shapes of its weights alone."""
+    with torch.device("meta"):
+        model = GR00TNetwork(GR00TSize())
+    shapes = {LAYOUTS[2].theirs(name): tuple(t.shape) for name, t in model.state_dict().items()}
+    named = {name: shape for name, shape in shapes.items() if name is not None}
+    found = translate(Weights(tmp_path, named, dict.fromkeys(named, tmp_path)), LAYOUTS)
+    config = REGISTRY.load("gr00t")(path=tmp_path)
+    assert isinstance(config, FlowConfig)
+    assert _published_size(Published(config, found, {"type": "groot"})) == GR00TSize()
 
 
 def test_missing_and_left_over_weights_are_one_error(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from rlinf.config.component import illegal
 from rlinf.config.nearest import did_you_mean
+from rlinf.errors import ConfigError
 from rlinf.models.config import Width
 from rlinf.models.vla.config import WITH_STATISTICS, FlowConfig
 
@@ -23,25 +24,29 @@ EMBODIMENTS = {
     "maniskill_widowx": 30,
     "new_embodiment": 31,
     "oxe_droid": 17,
+    "so100": 2,
+    "unitree_g1": 3,
 }
 """Which matrices of the published models belong to an embodiment, by its tag: those of Isaac-GR00T
-N1.5, and of the models that RLinf published."""
+N1.5, also in lerobot, and of the models that RLinf published."""
+_OF_LEROBOT, _NEW = "groot", "new_embodiment"
 
 
 class GR00TConfig(FlowConfig):
     """GR00T N1.5: a vision-language model reads, a diffusion transformer denoises actions."""
 
     implementation = "rlinf.models.vla.gr00t.policy:GR00TPolicy"
-    published_as = ("gr00t_n1_5",)
+    published_as = ("gr00t_n1_5", _OF_LEROBOT)
     only_with: ClassVar = {
         **dict.fromkeys(("state_parts", "action_parts"), "statistics | path"),
         "normalization": WITH_STATISTICS,
     }
     type: Literal["gr00t"] = "gr00t"
     """Which policy this section configures."""
-    embodiment: str = "new_embodiment"
+    embodiment: str | None = None
     """Tag of the robot, which says whose matrices read the state and read and write actions, and
-    whose statistics hold."""
+    whose statistics hold; null: `embodiment_tag` in config.json of `path`, as lerobot has it,
+    otherwise `new_embodiment`."""
     embodiment_id: int | None = Field(default=None, ge=0)
     """Number of these matrices, for a tag that is not known here."""
     denoising_steps: int = Field(default=4, ge=1)
@@ -67,26 +72,46 @@ class GR00TConfig(FlowConfig):
 
     @model_validator(mode="after")
     def _check_embodiment(self) -> Self:
-        if self.embodiment_id is None and self.embodiment not in EMBODIMENTS:
+        given = self.embodiment or _NEW
+        if self.embodiment_id is None and given not in EMBODIMENTS:
             raise illegal(
                 "embodiment",
-                f"`{self.embodiment}` has no number that is known here",
-                hint=f"give embodiment_id; {did_you_mean(self.embodiment, EMBODIMENTS)}",
+                f"`{given}` has no number that is known here",
+                hint=f"give embodiment_id; {did_you_mean(given, EMBODIMENTS)}",
             )
         return self
 
+    def check(self) -> None:
+        """Look for what is named, and for the embodiment that `path` names."""
+        super().check()
+        _ = self.matrices
+
+    @property
+    def tag(self) -> str:
+        """Of the embodiment."""
+        said = {} if self.embodiment or self.path is None else self.settings()
+        return self.embodiment or str(said.get("embodiment_tag", _NEW))
+
     @property
     def matrices(self) -> int:
-        """Number of the embodiment's matrices."""
-        known = self.embodiment_id
-        return EMBODIMENTS[self.embodiment] if known is None else known
+        """Number of the embodiment's matrices; ConfigError where `path` names one without."""
+        known = EMBODIMENTS.get(self.tag) if self.embodiment_id is None else self.embodiment_id
+        if known is None:
+            raise ConfigError(
+                f"is null, and {self.path} has embodiment_tag: {self.tag} in its config.json, "
+                f"whose number is not known here; nearest: {', '.join(EMBODIMENTS)}, or its number "
+                "as embodiment_id",
+                key="embodiment",
+            )
+        return known
 
     @property
     def statistics_choice(self) -> dict[str, Any]:
-        """Those of the embodiment, of the named parts."""
+        """Those of the embodiment, of the named parts; a directory of lerobot has one set."""
         key = self.statistics_key
-        if key is None and self.statistics is None:
-            key = self.embodiment
+        alone = self.path is not None and self.settings().get("type") == _OF_LEROBOT
+        if key is None and self.statistics is None and not alone:
+            key = self.tag
         return {"key": key, "action_parts": self.action_parts, "state_parts": self.state_parts}
 
     def prepared(self, found: ModelStatistics) -> ModelStatistics:

@@ -69,7 +69,9 @@ class GR00TPolicy(FlowPolicy):
 
     def _trained_on(self, path: Path) -> Sequence[str]:
         file = path / "experiment_cfg" / "metadata.json"
-        found = read_settings(file, key="model.path") if file.is_file() else {}
+        if not file.is_file():
+            return super()._trained_on(path)
+        found = read_settings(file, key="model.path")
         return [
             *found.get(self._config.statistics_choice["key"], {})
             .get("modalities", {})
@@ -183,8 +185,9 @@ def _tiny_size(config: FlowConfig, env_spec: EnvSpec) -> GR00TSize:
 
 
 def _published_size(held: Published) -> GR00TSize:
-    """Sizes from the shapes of weights; what these do not say from config.json."""
-    settings, shape = held.settings, held.shape
+    """Sizes from the shapes of weights; what these do not say from config.json, or as published:
+    that of lerobot says nothing of the network."""
+    settings, shape, standard = held.settings, held.shape, GR00TSize()
     head: Mapping[str, Any] = settings.get("action_head_cfg", {})
     diffusion: Mapping[str, Any] = head.get("diffusion_model_cfg", {})
     look: Mapping[str, Any] = head.get("vl_self_attention_cfg", {})
@@ -210,18 +213,18 @@ def _published_size(held: Published) -> GR00TSize:
         heads=shape("language.layers.0.self_attn.q_proj.weight")[0] // head_dim,
         kv_heads=shape("language.layers.0.self_attn.k_proj.weight")[0] // head_dim,
         head_dim=head_dim,
-        look_heads=look.get("num_attention_heads", 8),
-        expert_heads=diffusion.get("num_attention_heads", 8),
+        look_heads=look.get("num_attention_heads", standard.look_heads),
+        expert_heads=diffusion.get("num_attention_heads", standard.expert_heads),
         hidden=hidden,
         embodiments=embodiments,
         future=shape("future_tokens.weight")[0],
         places=shape("position_embedding.weight")[0],
-        buckets=head.get("num_timestep_buckets", 1000),
-        picture_token=backbone.get("image_token_index", 151669),
+        buckets=head.get("num_timestep_buckets", standard.buckets),
+        picture_token=backbone.get("image_token_index", standard.picture_token),
         vocabulary=shape(EMBEDDING)[0],
         patch=patch,
         image=math.isqrt(shape("vision.position_embedding.weight")[0]) * patch,
-        horizon=held.actions_at_once(said="action_horizon", always=16),
+        horizon=held.actions_at_once(said="action_horizon", always=standard.horizon),
         action_dim=shape("action_encoder.W1.W")[1],
         state_dim=state_dim,
     )

@@ -52,18 +52,31 @@ def _signed(pixels: Tensor) -> Tensor:
     return torch.add(pixels.new_full((), -1.0), pixels, alpha=2.0 / 255.0, out=pixels)
 
 
-def square_pixels(images: Tensor, side: int, *, centred: bool = True) -> Tensor:
+def square_pixels(
+    images: Tensor, side: int, *, centred: bool = True, filtered: bool = False
+) -> Tensor:
     """Pictures [B, H, W, 3] uint8 to [B, 3, side, side] float32 in [−1, 1].
 
-    The longer edge becomes ``side``, bilinear and without a filter; the rest is black on both
-    sides, as openpi's ``resize_with_pad`` has it, or else on the left and above.
+    The longer edge becomes ``side``, bilinear; the rest is black on both sides, or else on the left
+    and above.
+
+    Args:
+        images: [B, H, W, 3] uint8.
+        side: S, in pixels.
+        centred: Black on both sides.
+        filtered: Filter, and round to whole numbers, as openpi's transforms have pillow do it
+            (``image_tools.resize_with_pad``). Its and lerobot's helper of torch does neither.
     """
     height, width = images.shape[1:3]
-    pixels = images.permute(0, 3, 1, 2).to(torch.float32)
+    pixels = colour_planes(images) if filtered else images.permute(0, 3, 1, 2).to(torch.float32)
     ratio = max(height, width) / side
     size = (int(height / ratio), int(width / ratio))
     if size != (height, width):
-        pixels = functional.interpolate(pixels, size=size, mode="bilinear", align_corners=False)
+        pixels = functional.interpolate(
+            pixels, size=size, mode="bilinear", antialias=filtered, align_corners=False
+        )
+        if filtered:
+            pixels.round_()
     pixels = _signed(pixels)
     above, left = side - size[0], side - size[1]
     if centred:

@@ -351,6 +351,20 @@ def test_what_openpi_trains_has_no_config_json(published: Path, kind: str) -> No
         config.check()
 
 
+@pytest.mark.parametrize("name", ["openpi", "transformers-4.51", "lerobot-0.6"])
+def test_pictures_are_scaled_as_the_program_of_the_weights_does(
+    published: Path, kind: str, name: str
+) -> None:
+    _, tensors = convert(published, name)
+    save_file({each: tensor.clone() for each, tensor in tensors.items()},
+              published / "model.safetensors")  # fmt: skip
+    policy = REGISTRY.load(kind)(path=published, num_action_chunks=5).build(SEVEN)
+    generator = torch.Generator().manual_seed(0)
+    views = torch.randint(0, 256, (2, 80, 100, 3), generator=generator).byte()
+    found = policy._pixels(views)
+    assert torch.equal(found, square_pixels(views, 56, filtered=name != "lerobot-0.6"))
+
+
 def test_other_views_than_the_model_was_trained_on_are_told(
     published: Path, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:

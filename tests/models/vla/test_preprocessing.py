@@ -3,8 +3,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 from torch.nn import functional
 
@@ -37,10 +39,27 @@ def test_resized_and_padded(height: int, width: int, inside: tuple[int, ...]) ->
     assert bool((found[:, :, border] == -1).all())
 
 
-def test_a_picture_that_fits_is_only_scaled() -> None:
+@pytest.mark.parametrize(("height", "width"), [(256, 256), (100, 160), (64, 40), (30, 20)])
+def test_filtered_as_pillow_does_it(height: int, width: int) -> None:
+    """Within a step of 255: pillow rounds after each of two passes."""
+    images = pictures(height, width)
+    found = ((square_pixels(images, 56, filtered=True) + 1) * 127.5).permute(0, 2, 3, 1)
+    torch.testing.assert_close(found, found.round(), atol=1e-4, rtol=0)
+    size = (int(width * 56 / max(height, width)), int(height * 56 / max(height, width)))
+    wanted = np.zeros((len(images), 56, 56, 3), np.float32)
+    left, above = ((56 - edge) // 2 for edge in size)
+    for place, picture in enumerate(images):
+        resized = Image.fromarray(picture.numpy()).resize(size, Image.Resampling.BILINEAR)
+        wanted[place, above : above + size[1], left : left + size[0]] = np.asarray(resized)
+    torch.testing.assert_close(found, torch.from_numpy(wanted), atol=1.01, rtol=0)
+    assert (found - torch.from_numpy(wanted)).abs().mean() < 0.3
+
+
+@pytest.mark.parametrize("filtered", [False, True])
+def test_a_picture_that_fits_is_only_scaled(filtered: bool) -> None:
     images = pictures(56, 56)
     images[0, 0, 0], images[0, 0, 1] = 0, 255
-    found = square_pixels(images, 56)
+    found = square_pixels(images, 56, filtered=filtered)
     assert (found.min(), found.max()) == (-1, pytest.approx(1, abs=1e-6))
     torch.testing.assert_close((found + 1) * 127.5, images.permute(0, 3, 1, 2).float())
 

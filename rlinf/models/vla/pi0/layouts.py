@@ -11,6 +11,8 @@ OF_PI05 = "time_mlp_in.weight"
 """What π₀.₅ has and π₀ has not."""
 PI0_ALONE = ("lerobot-0.3", "transformers", "dexbotic")
 """Layouts of programs that have π₀ and no π₀.₅."""
+OF_OPENPI = ("openpi", "transformers-4.51")
+"""Layouts of openpi, and of what RLinf trains with it, whose transforms filter pictures."""
 
 _OWN_PARTS = tuple(
     (name, name)

@@ -16,9 +16,10 @@ from rlinf.models.policy import warn_of_policy
 from rlinf.models.vla.config import FlowConfig
 from rlinf.models.vla.flow_policy import FlowPolicy
 from rlinf.models.vla.instructions import InstructionTable
+from rlinf.models.vla.loading import NameLayout
 from rlinf.models.vla.networks import Published, fresh_network, published_network, tiny_ends
 from rlinf.models.vla.pi0.config import PI05Config
-from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS
+from rlinf.models.vla.pi0.layouts import EMBEDDING, LAYOUTS, OF_OPENPI
 from rlinf.models.vla.pi0.network import PI0Network, PI0Size
 from rlinf.models.vla.pi0.prompts import (
     TINY_VOCABULARY,
@@ -28,7 +29,7 @@ from rlinf.models.vla.pi0.prompts import (
     state_head,
     tiny_encoder,
 )
-from rlinf.models.vla.preprocessing import side_by_side
+from rlinf.models.vla.preprocessing import side_by_side, square_pixels
 from rlinf.models.vla.statistics_files import BUFFERS
 from rlinf.models.vla.transformer import Prefix, TransformerSize
 
@@ -82,6 +83,13 @@ class PI0Policy(FlowPolicy):
     def _tokens(self, observations: Mapping[str, Tensor], states: Tensor) -> tuple[Tensor, Tensor]:
         tokens, mask = self.prompts(observations, *((states,) if self.tells_state else ()))
         return tokens, mask
+
+    def _pixels(self, view: Tensor) -> Tensor:
+        layout: NameLayout | None = getattr(self.network, "published_layout", None)
+        filtered = layout is not None and layout.name in OF_OPENPI
+        return square_pixels(
+            view, self.network.size.image, centred=self._centred, filtered=filtered
+        )
 
     def _prefix(
         self, pixels: Sequence[Tensor], tokens: Tensor, mask: Tensor, states: Tensor

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import safetensors.torch
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
@@ -109,6 +111,7 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
     found = read_weights(path, key=key)
     with safetensors.safe_open(path.expanduser(), "pt") as file:
         base = (file.metadata() or {}).get(BASE)
+    _widen(policy, found)
     own, critic = policy.state_dict(), policy.critic_state()
     if policy.base is not None and own.keys() - critic - found.keys():
         check_base(policy, base, source=str(path), key=key)
@@ -121,6 +124,15 @@ def load_initial_weights(policy: Policy, path: Path) -> None:
         with path.expanduser().open("rb") as content:
             digest = hashlib.file_digest(content, "sha256").hexdigest()
         policy.base = f"{policy.base}, then sha256:{digest}"
+
+
+def _widen(policy: Policy, found: Mapping[str, Tensor]) -> None:
+    """Hold the parameters in the widest format of the tensors: a base in half precision would round
+    what was trained in float32."""
+    formats = {tensor.dtype for tensor in found.values() if tensor.is_floating_point()}
+    for parameter in policy.parameters():
+        widest = functools.reduce(torch.promote_types, formats, parameter.dtype)
+        parameter.data = parameter.data.to(widest)
 
 
 def _require_fit(

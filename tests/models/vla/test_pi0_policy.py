@@ -16,7 +16,7 @@ from torch.distributions import Normal
 
 from rlinf.cli.main import main
 from rlinf.errors import ConfigError
-from rlinf.models.adapters import adapt_policy
+from rlinf.models.adapters import adapt_policy, in_precision
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.policy import draw_noise
@@ -349,6 +349,20 @@ def test_what_openpi_trains_has_no_config_json(published: Path, kind: str) -> No
     (published / "model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no config\.json; nearest"):
         config.check()
+
+
+def test_weights_to_begin_with_are_not_rounded_to_the_format_of_their_base(
+    published: Path, kind: str, tmp_path: Path
+) -> None:
+    file = published / "model.safetensors"
+    save_file({name: each.bfloat16() for name, each in load_file(file).items()}, file)
+    given: dict[str, Any] = {"path": published, "num_action_chunks": 5}
+    trained = in_precision(REGISTRY.load(kind)(**given).build(SEVEN), torch.float32)
+    wanted = {name: each + 1e-4 for name, each in trained.state_dict().items()}
+    save_file(wanted, tmp_path / "policy.safetensors")
+    policy = REGISTRY.load(kind)(**given, weights=tmp_path / "policy.safetensors").build(SEVEN)
+    found = policy.state_dict()
+    assert all(torch.equal(each, wanted[name]) for name, each in found.items())
 
 
 @pytest.mark.parametrize("name", ["openpi", "transformers-4.51", "lerobot-0.6"])

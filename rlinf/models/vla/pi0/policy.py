@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError
 from rlinf.models.policy import warn_of_policy
 from rlinf.models.vla.config import FlowConfig
@@ -116,7 +115,7 @@ def _warn_of_padding(config: PI05Config, dim: int) -> None:
     """
     if config.path is None or "told_state_dim" in config.model_fields_set:
         return
-    settings = read_settings(config.path.expanduser() / "config.json", key="model.path")
+    settings = config.settings()
     filled = settings.get("max_state_dim")
     if (
         settings.get("type") != "pi05"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -45,18 +46,19 @@ class PictureSpace:
         [H, W, 3] are pictures of any size.
 
         Raises:
-            ConfigError: Bytes in rows and columns that are in none of these forms, or pictures that
-                are no bytes, whose values would become states.
+            ConfigError: Bytes in rows and columns that are in none of these forms; or pictures, and
+                depths in rows and columns, that are no bytes, whose values would become states.
         """
         shape = space.shape or ()
         if not isinstance(space, spaces.Box) or len(shape) < 2:
             return None
         turned = _turned(shape)
         if space.dtype != np.uint8:
-            if turned is not None and sorted(shape)[-2] >= _SIDE and _has_range_of_pictures(space):
+            if turned is not None and sorted(shape)[-2] >= _SIDE and _is_like_pictures(space):
                 raise ConfigError(
-                    f"{name} is {space.dtype} {list(shape)} from 0 to {space.high.max():g}, as a "
-                    "picture; pictures are uint8, from 0 to 255: turn it with "
+                    f"{name} is {space.dtype} {list(shape)} from {space.low.min():g} to "
+                    f"{space.high.max():g}, as a picture or depths; pictures are uint8, from 0 to "
+                    "255: leave it out with gymnasium.wrappers.FilterObservation, turn it with "
                     f"{_TURN_OR_FLATTEN}",
                     key="options.id",
                 )
@@ -88,8 +90,11 @@ class PictureSpace:
         return self.turned(array)
 
 
-def _has_range_of_pictures(space: spaces.Box) -> bool:
-    """Whether values go from 0 to 255 or, of floats, from 0 to 1."""
+def _is_like_pictures(space: spaces.Box) -> bool:
+    """Whether values go from 0 to 255 or, of floats, from 0 to 1; or there is one in each place of
+    rows and columns, as of a camera for depths, in whichever unit."""
+    if math.prod(space.shape) == math.prod(sorted(space.shape)[-2:]):
+        return True
     most = (255, 1) if space.dtype.kind == "f" else (255,)
     return not space.low.any() and any(bool((space.high == each).all()) for each in most)
 

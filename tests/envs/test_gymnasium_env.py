@@ -335,6 +335,16 @@ def test_pictures_that_are_no_bytes_are_refused(high, dtype, shape):
         build(shown, spaces.Discrete(2))
 
 
+@pytest.mark.parametrize(
+    ("high", "dtype", "shape"),
+    [(65535, np.uint16, (64, 48)), (10, np.float32, (64, 48, 1)), (np.inf, float, (1, 64, 48))],
+)
+def test_depths_in_rows_and_columns_are_refused_whatever_their_unit(high, dtype, shape):
+    shown = spaces.Dict({"depth": spaces.Box(0, high, shape, dtype), "arm": ONE})
+    with pytest.raises(ConfigError, match=rf"`depth` of Odd-v0 is .* to {high}.*FilterObservation"):
+        build(shown, spaces.Discrete(2))
+
+
 @pytest.mark.parametrize(("low", "shape"), [(-np.inf, (20, 30, 3)), (0, (8, 9)), (0, (600,))])
 def test_other_tables_of_floats_are_states(low, shape):
     env = build(spaces.Box(low, 1, shape, np.float32), spaces.Discrete(2))

@@ -107,10 +107,10 @@ class Simulator:
     task_descriptions: tuple[str, ...] = ()
     """What there is to do, in words, one text per task; known after the constructor."""
 
-    deterministic: ClassVar[bool] = True
+    deterministic: bool = True
     """Whether the same seed and actions give the same floats, in every process."""
 
-    replayable: ClassVar[bool] = True
+    replayable: bool = True
     """Whether an env that was lost, or a resumed one, may be rebuilt by repeating its actions since
     the reset; not so for what cannot reproduce them to the bit, or would move a real arm. Where it
     is false and there is no :meth:`get_state` either, the episode is closed instead."""

@@ -15,7 +15,6 @@ import numpy as np
 import psutil
 
 from rlinf.conformance import CheckResult, outcome, require
-from rlinf.envs.base import REGISTRY
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import FaultReason, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
@@ -65,6 +64,7 @@ class _Play:
     """What the envs did, in two processes."""
 
     spec: EnvSpec
+    repeats: dict[str, bool]
     first: Observations
     steps: list[VectorStep]
     state: dict[str, Any]
@@ -79,8 +79,6 @@ class _Evidence:
 
     def __init__(self, config: EnvConfig) -> None:
         self._config = config
-        adapter = REGISTRY.load(config.type)
-        self.deterministic, self.replayable = adapter.deterministic, adapter.replayable
 
     def _open(self, processes: int, **changes: Any) -> SupervisedVectorEnv:
         plain = {
@@ -94,6 +92,23 @@ class _Evidence:
         }
         config = self._config.model_copy(update={**plain, **changes})
         return SupervisedVectorEnv(config, num_envs=_ENVS, seed=_SEED)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether the simulator says that the same seed and actions give the same floats."""
+        return self.play.repeats["deterministic"]
+
+    @property
+    def replayable(self) -> bool:
+        """Whether the simulator says that its actions may be repeated."""
+        return self.play.repeats["replayable"]
+
+    @property
+    def way_out(self) -> str:
+        """What helps where a simulator cannot repeat itself, and does not say so."""
+        own = hasattr(self._config.adapter_options, "deterministic")
+        said = "options.deterministic: false" if own else "`deterministic = False` in its adapter"
+        return f"; nearest: {said}, of what cannot repeat itself, as a real arm"
 
     @property
     def steps_per_second(self) -> float:
@@ -122,7 +137,8 @@ class _Evidence:
                 picture: np.ndarray | str = env.render(0)
             except RunFailure as error:
                 picture = str(error).strip().splitlines()[-1]
-            return _Play(env.env_spec, first, steps, state, picture, processes, seconds)
+            found = (first, steps, state, picture, processes, seconds)
+            return _Play(env.env_spec, env.repeats, *found)
 
     @cached_property
     def replay(self) -> tuple[list[VectorStep], list[VectorStep], list[VectorStep]]:
@@ -165,15 +181,17 @@ def _actions(spec: EnvSpec) -> np.ndarray:
     return generator.uniform(low, high, shape).astype(np.float32)
 
 
-def _require_same(left: Sequence[VectorStep], right: Sequence[VectorStep], message: str) -> None:
+def _require_same(
+    left: Sequence[VectorStep], right: Sequence[VectorStep], message: str, way_out: str
+) -> None:
     names = ("rewards", "terminations", "truncations", "final_mask", "episode_ids", "reset_seeds")
     for number, (one, other) in enumerate(zip(left, right, strict=True)):
         for name in names:
             same = np.array_equal(getattr(one, name), getattr(other, name))
-            require(same, f"{message}: {name} of chunk {number}")
+            require(same, f"{message}: {name} of chunk {number}{way_out}")
         for key, value in one.observations.items():
             same = np.array_equal(value, other.observations[key])
-            require(same, f"{message}: observation '{key}' of chunk {number}")
+            require(same, f"{message}: observation '{key}' of chunk {number}{way_out}")
 
 
 def _spaces(evidence: _Evidence) -> str:
@@ -203,7 +221,8 @@ def _determinism(evidence: _Evidence) -> str:
     if not evidence.deterministic:
         return "declared as not deterministic"
     steps, _, _ = evidence.replay
-    _require_same(evidence.play.steps, steps, "the same seed in 2 processes and in 1 differs")
+    message = "the same seed in 2 processes and in 1 differs"
+    _require_same(evidence.play.steps, steps, message, evidence.way_out)
     return "the same seed gives the same episodes, in 1 and in 2 processes"
 
 
@@ -266,10 +285,10 @@ def _chunks(evidence: _Evidence) -> str:
     differs = f"after the same start, {_CHUNK} actions in a chunk lead elsewhere than one by one"
     for column, step in enumerate(alone):
         same = np.array_equal(step.rewards[going, 0], whole.rewards[going, column])
-        require(same, f"{differs}: reward of action {column}")
+        require(same, f"{differs}: reward of action {column}{evidence.way_out}")
     for key, value in whole.observations.items():
         same = np.array_equal(value[going], alone[-1].observations[key][going])
-        require(same, f"{differs}: observation '{key}'")
+        require(same, f"{differs}: observation '{key}'{evidence.way_out}")
     return f"{found}; a chunk equals its actions one by one"
 
 
@@ -278,7 +297,8 @@ def _state(evidence: _Evidence) -> str:
     given = evidence.play.state["simulator"]["size"].any()
     if not given and not evidence.replayable:
         return _given_up(resumed[0], _ENVS)
-    _require_same(evidence.play.steps[1:], resumed, "going on from a saved state differs")
+    message = "going on from a saved state differs"
+    _require_same(evidence.play.steps[1:], resumed, message, evidence.way_out)
     how = "the simulator's state" if given else "replaying the actions since the reset"
     return f"resumed by {how}, bitwise equal to never having stopped"
 
@@ -296,7 +316,7 @@ def _recovery(evidence: _Evidence) -> str:
     if not evidence.play.state["simulator"]["size"].any() and not evidence.replayable:
         return _given_up(recovered[1], _ENVS)
     message = "after a killed process the envs go on differently"
-    _require_same(evidence.play.steps[1:], recovered, message)
+    _require_same(evidence.play.steps[1:], recovered, message, evidence.way_out)
     return "a killed process is replaced and its envs go on where they were"
 
 

@@ -59,6 +59,15 @@ class GymnasiumOptions:
     """How ``render`` draws; null, and for an environment that takes no ``render_mode``: it is made
     without."""
 
+    deterministic: bool | None = None
+    """Whether the same seed and actions give the same floats. null: as it is registered, so that
+    ``gymnasium.register(…, nondeterministic=True)`` is false."""
+
+    replayable: bool | None = None
+    """Whether an env that was lost, or a resumed one, may be rebuilt by repeating its actions since
+    the reset, at full speed; false for a real arm, whose episode is closed instead. null: as
+    ``deterministic``."""
+
 
 class GymnasiumEnv(SimulatorEnv):
     """A ``gymnasium`` environment behind the adapter protocol.
@@ -99,6 +108,7 @@ class GymnasiumEnv(SimulatorEnv):
                     key="options.id",
                 )
         self.control_rate = _control_rate(self._env)
+        self.deterministic, self.replayable = _repeats(options, self._env)
         leaves = dict(_leaves(self._env.observation_space))
         self._instruction = _instruction(options.id, leaves)
         pictures = {
@@ -136,9 +146,8 @@ class GymnasiumEnv(SimulatorEnv):
         self._takes: gymnasium.Space[Any] = self._env.action_space
         self.action_space = _flat_action_space(self._takes, options.id)
         self.action_start = _first_choices(self._takes)
-        self._return = 0.0
         self._seen: set[str] = set()
-        self._acted, self._remarked = False, False
+        self._return, self._acted, self._remarked = 0.0, False, False
         self.judged_at_end = options.success_return is not None
 
     @classmethod
@@ -350,6 +359,14 @@ def _control_rate(env: Any) -> float | None:
         return None if step is None else 1.0 / step
     rate = env.metadata.get("render_fps")
     return float(rate) if isinstance(rate, (int, float)) and rate > 0 else None
+
+
+def _repeats(options: GymnasiumOptions, env: Any) -> tuple[bool, bool]:
+    """Whether it is deterministic, and whether its actions may be repeated."""
+    deterministic, replayable = options.deterministic, options.replayable
+    if deterministic is None:
+        deterministic = not getattr(env.spec, "nondeterministic", False)
+    return deterministic, deterministic if replayable is None else replayable
 
 
 def _explain(error: ValueError, method: str, returned: str) -> None:

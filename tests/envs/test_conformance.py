@@ -86,3 +86,14 @@ def test_what_an_adapter_declares_is_checked(tmp_path, point):
     assert all(result.passed for result in results.values())
     assert "declared as not replayable" in results["save and resume"].detail
     assert "declared as not replayable" in results["recovery"].detail
+
+
+def test_an_env_that_cannot_repeat_itself_conforms_once_that_is_said(tmp_path):
+    moves = {"kwargs": {"moves": str(tmp_path / "moves")}}
+    options = {"id": "tests.runners.odd_envs:Arm-v0", **moves}
+    config = EnvConfig(type="gymnasium", options=options, max_episode_steps=50)
+    assert failures(config) == {}
+    options["deterministic"] = True
+    told = failures(EnvConfig(type="gymnasium", options=options, max_episode_steps=50))
+    for name in ("same seed, same episodes", "chunks", "save and resume", "recovery"):
+        assert "nearest: options.deterministic: false" in told[name]

@@ -570,3 +570,33 @@ def test_an_info_that_is_no_mapping_is_malformed(options, monkeypatch):
     with pytest.raises(EnvSideFault, match="step returns None as info, no mapping") as fault:
         env.step(np.zeros(1, np.float32))
     assert fault.value.reason is FaultReason.MALFORMED
+
+
+@pytest.mark.parametrize(
+    ("options", "repeats"),
+    [
+        ({}, {"deterministic": False, "replayable": False}),
+        ({"deterministic": True}, {"deterministic": True, "replayable": True}),
+        ({"replayable": True}, {"deterministic": False, "replayable": True}),
+    ],
+)
+def test_an_environment_registered_as_nondeterministic_repeats_nothing(tmp_path, options, repeats):
+    moves = tmp_path / "moves"
+    arm = {"id": "tests.runners.odd_envs:Arm-v0", "kwargs": {"moves": str(moves)}, **options}
+    config = EnvConfig(type="gymnasium", options=arm, max_episode_steps=50, max_fault_rate=1.0)
+
+    def act(vector):
+        return vector.chunk_step(np.zeros((1, 5, vector.env_spec.action_dim), np.float32))
+
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as vector:
+        assert vector.repeats == repeats
+        vector.reset()
+        act(vector)
+        state = vector.state_dict()
+    moves.unlink()
+    with SupervisedVectorEnv(config, num_envs=1, seed=0) as vector:
+        vector.load_state_dict(state)
+        assert ("move" in moves.read_text()) == repeats["replayable"]
+        (fault,) = act(vector).faults
+    reason = FaultReason.MALFORMED if repeats["replayable"] else FaultReason.NOT_REPLAYABLE
+    assert fault.reason is reason

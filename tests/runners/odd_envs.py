@@ -52,6 +52,26 @@ class Unmade(Unseen):
         raise ImportError("libsimulator.so is missing")
 
 
+class Arm(Unseen):
+    """Never twice in the same place, as a real arm; writes down each reset and each move."""
+
+    def __init__(self, moves, render_mode=None):
+        super().__init__(render_mode)
+        self._moves = moves
+
+    def _wrote(self, what, found):
+        with open(self._moves, "a") as moves:
+            moves.write(f"{what}\n")
+        noise = np.random.default_rng().uniform(-1e-3, 1e-3, 2).astype(np.float32)
+        return (found[0] + noise, *found[1:])
+
+    def reset(self, **given):
+        return self._wrote("reset", super().reset(**given))
+
+    def step(self, action):
+        return self._wrote("move", super().step(action))
+
+
 class Told(Unseen):
     """Every step earns what a variable says."""
 
@@ -62,3 +82,4 @@ class Told(Unseen):
 
 for entry in (Unseen, Seen, Breaks, Unmade, Told):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
+gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)

@@ -48,6 +48,7 @@ class EnvProcess:
         self._limits = limits
         self.progress: np.ndarray | None = None
         self.pending: dict[int, Command] = {}
+        self.repeats: dict[str, bool] = {}
         self.process = SupervisedProcess(
             "rlinf.envs.supervised.process",
             settings,
@@ -66,7 +67,7 @@ class EnvProcess:
             RunFailure: The process failed or took too long.
         """
         try:
-            return EnvSpec.from_json(self._receive(self._limits.start_deadline)["spec"])
+            found = self._receive(self._limits.start_deadline)
         except ProcessLostError as lost:
             if lost.reason == "hang":
                 raise RunFailure(
@@ -74,6 +75,8 @@ class EnvProcess:
                     f"(start_deadline); its stack and output:\n{lost.detail}"
                 ) from lost
             raise
+        self.repeats = found["repeats"]
+        return EnvSpec.from_json(found["spec"])
 
     def send(self, command: Command) -> None:
         """Send the command of a stage; it is in flight until :meth:`collect` has its answer.

@@ -108,6 +108,11 @@ class EnvPool:
         process.ask("attach")
 
     @property
+    def repeats(self) -> dict[str, bool]:
+        """See :attr:`SupervisedVectorEnv.repeats`."""
+        return self._processes[0].repeats
+
+    @property
     def pids(self) -> list[int]:
         """The ids of the processes."""
         return [each.process.pid for each in self._processes]

@@ -102,7 +102,8 @@ class _Server:
         self._spec = spec_of(first, settings["rules"]["max_episode_steps"])
         gc.collect()
         gc.freeze()
-        return {"spec": self._spec.to_json()}
+        repeats = {name: getattr(first, name) for name in ("deterministic", "replayable")}
+        return {"spec": self._spec.to_json(), "repeats": repeats}
 
     def _make(self) -> SimulatorEnv:
         env: SimulatorEnv = self._adapter(self._checked_options())

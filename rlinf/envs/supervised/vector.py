@@ -157,6 +157,12 @@ class SupervisedVectorEnv(VectorEnv):
         return self._pool.spec
 
     @property
+    def repeats(self) -> dict[str, bool]:
+        """What the simulator says of itself, with these options: whether it is ``deterministic``,
+        and ``replayable``."""
+        return self._pool.repeats
+
+    @property
     def process_ids(self) -> list[int]:
         """The ids of the env processes."""
         return self._pool.pids

@@ -35,8 +35,9 @@ _LINE_CHARACTERS = 800
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """Of a disk that is read-only by now, or damaged."""
 _LESS = (
-    "Smaller batches or models, and fewer environments or answers at once, need less; of a recipe "
-    "to train `rlinf plan RECIPE --memory` looks for what fits."
+    "Smaller batches or models, fewer environments or answers at once, and a smaller "
+    "replay.capacity need less; of a recipe to train `rlinf plan RECIPE --memory` looks for what "
+    "fits."
 )
 
 

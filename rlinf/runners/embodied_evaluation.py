@@ -285,7 +285,7 @@ class PlayingTask(Task[EvaluatedT]):
     """What tasks share whose policy plays episodes to be evaluated."""
 
     starts_with: ClassVar = {
-        "source": ("env", "actor"), "rollout": ("env",), "actor": ("env",)
+        "source": ("env", "actor"), "rollout": ("env",), "replay": ("env",), "actor": ("env",)
     }  # fmt: skip
     evaluates = ("env", "rollout")
     changeable_evaluation = ("cluster", "weight_sync", "env", "evaluation")

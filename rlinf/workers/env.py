@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.results import EpisodeRecord, VectorStep
+from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.mixture import divided, vector_env
 from rlinf.envs.vector import VectorEnv
@@ -73,6 +73,7 @@ class EnvWorker(StageWorker):
         self._config, self._context = config, context
         self._stages = config.rollout.pipeline_stage_num
         self._vectors: dict[str, VectorEnv] = {}
+        self._unread: tuple[str, ...] = ()
         self._was_reset = False
 
     def start(self) -> EnvSpec:
@@ -91,7 +92,7 @@ class EnvWorker(StageWorker):
         episodes: Sequence[tuple[int, int]] | None = None,
     ) -> VectorEnv:
         count = total // self._world_size
-        return vector_env(
+        made = vector_env(
             sections,
             num_envs=count,
             first_env=self._rank * count,
@@ -102,6 +103,13 @@ class EnvWorker(StageWorker):
             episode_seeds=episodes,
             max_chunk=self._config.model.num_action_chunks,
         )
+        self._unread = self._config.model.unread(made.env_spec.pictures)
+        return made
+
+    def _read(self, observations: Observations) -> Observations:
+        """Observations without the pictures that the policy does not read: they would be handed
+        over, kept in rollouts and replays, and written into checkpoints for nobody."""
+        return {key: each for key, each in observations.items() if key not in self._unread}
 
     # -- stages ---------------------------------------------------------------------------------
 
@@ -128,7 +136,7 @@ class EnvWorker(StageWorker):
             # Episodes go on across rollouts where environments reset themselves.
             fresh = not self._was_reset or not auto_reset
             observations = env.reset(stage) if fresh else env.observations(stage)
-            sent.append(self._batch(env, stage, observations))
+            sent.append(self._batch(env, stage, self._read(observations)))
             yield self._emit("observations", stage, sent[stage])
         self._was_reset = True
         for stage, answer, step in self._exchanges(env, actions, report):
@@ -175,7 +183,8 @@ class EnvWorker(StageWorker):
         times = [0] * self._stages
         for stage in range(self._stages):
             observations = env.reset(stage)
-            yield self._emit("observations", stage, self._batch(env, stage, observations))
+            batch = self._batch(env, stage, self._read(observations))
+            yield self._emit("observations", stage, batch)
         # A picture can be taken only while no simulator is at work.
         for stage, _, step in self._exchanges(env, actions, report, ahead=not frames):
             if step is None:
@@ -227,7 +236,9 @@ class EnvWorker(StageWorker):
             begin = time.perf_counter()
             step = env.receive(stage)
             report.simulator_seconds += time.perf_counter() - begin
-            yield stage, answer, step
+            seen, final = self._read(step.observations), step.final_observations
+            final = None if final is None else self._read(final)
+            yield stage, answer, replace(step, observations=seen, final_observations=final)
 
     def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> VectorEnv:
         """The evaluation environments, about to walk a list of episodes."""

@@ -5,13 +5,20 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Any
 
+import numpy as np
+import psutil
+
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import require_prepared
+from rlinf.algorithms.sac import NEXT
 from rlinf.data.replay import ReplayStore, draws
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.results import TASK_IDS
+from rlinf.envs.spec import EnvSpec
+from rlinf.errors import ConfigError
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
+from rlinf.planner.cluster_shape import free_memory
 from rlinf.workers.config.off_policy import OffPolicyConfig
 from rlinf.workers.context import WorkerContext
 
@@ -27,9 +34,29 @@ class ReplayWorker(StageWorker):
         self._config = config
         self._algorithm = config.algorithm.build()
         self._store = ReplayStore(config.replay.capacity)
+        self._unread: set[str] = set()
 
-    def start(self) -> None:
-        """Nothing is built before the first transitions say what they look like."""
+    def start(self, env_spec: EnvSpec) -> None:
+        """Nothing is built before the first transitions say what they look like, but a capacity
+        that this machine has no room for is refused.
+
+        Raises:
+            ConfigError: With the nearest capacity.
+        """
+        config, capacity = self._config, self._config.replay.capacity
+        unread = config.model.unread(env_spec.pictures)
+        self._unread = {f"inputs.{prefix}{name}" for name in unread for prefix in ("", NEXT)}
+        kept = env_spec.showing(env_spec.observation_shapes.keys() - set(unread))
+        size, free = transition_bytes(kept, config.model.num_action_chunks), free_memory()
+        filled = min(capacity, config.training_steps * config.samples)
+        if filled * size > free or capacity * size > psutil.virtual_memory().total:
+            shown = ", ".join(kept.pictures) or ", ".join(kept.observation_shapes)
+            raise ConfigError(
+                f"{capacity} transitions of {size / 1e3:.3g} kB, with {shown} before and after the "
+                f"action, take {capacity * size / 1e9:.3g} GB, and {free / 1e9:.3g} GB are free; "
+                f"nearest: {max(free // size, config.samples)}, or smaller observations",
+                key="replay.capacity",
+            )
 
     def sample(
         self, trajectories: InputStream, *, step: int
@@ -57,4 +84,21 @@ class ReplayWorker(StageWorker):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        self._store.load_state_dict(state)
+        # Runs that were begun earlier hold pictures that their policy does not read.
+        self._store.load_state_dict(
+            {
+                part: {name: each for name, each in rows.items() if name not in self._unread}
+                for part, rows in state.items()
+            }
+        )
+
+
+def transition_bytes(env_spec: EnvSpec, chunk: int) -> int:
+    """What a transition takes at least: what was seen before and after a chunk of C = ``chunk``
+    actions, and these [bytes]."""
+    types = env_spec.observation_dtypes
+    seen = sum(
+        int(np.prod(shape, dtype=np.int64)) * np.dtype(types[name]).itemsize
+        for name, shape in env_spec.observation_shapes.items()
+    )
+    return 2 * seen + 4 * chunk * env_spec.action_dim

@@ -200,6 +200,7 @@ def test_full_memory_is_told_with_what_needs_less(
     first, less, _ = capsys.readouterr().err.splitlines()
     assert first.startswith(f"failure: memory is full: {type(error).__name__}")
     assert "`rlinf plan RECIPE --memory`" in less
+    assert "replay.capacity" in less
 
 
 @pytest.mark.parametrize("words", [["train"], ["resume"], ["data", "show"], ["check", "model"]])

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import yaml
 
+from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.cli.main import main
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.runners.embodied_config import EmbodiedConfig
+from rlinf.workers import replay
 from rlinf.workers.config.off_policy import OffPolicyConfig
 
 from . import off_policy_support as support
@@ -53,6 +58,57 @@ def test_training_begins_after_the_random_steps_at_the_wanted_ratio(reference: P
     for name in ("critic", "actor", "temperature"):
         assert lines[-1][f"{name}/optimizer_steps"] == 7
         assert np.isfinite(lines[-1][f"{name}/loss"])
+
+
+def test_pictures_that_the_policy_does_not_read_are_not_kept(tmp_path: Path) -> None:
+    short = ("runner.total_env_steps=384", "evaluation.interval=0")
+    runs = [
+        train(tmp_path / name, *short, f"env.train.options={{id: 'tests.runners.{module}:{name}'}}")
+        for module, name in (("pictures", "Dot-v0"), ("odd_envs", "Seen-v0"))
+    ]
+    assert_equal_runs(*runs)
+    kept, wanted = (load_checkpoint(run / "checkpoints" / "latest").tree for run in runs)
+    rows = kept["workers"]["replay"]["rows"]
+    assert rows.keys() == wanted["workers"]["replay"]["rows"].keys()
+    assert "inputs.states" in rows
+
+
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> tuple[Any, EnvSpec]:
+    """A replay worker, and what an environment with a large picture shows."""
+    monkeypatch.setattr(replay.StageWorker, "__init__", lambda self: None)
+    config = small_config(tmp_path, *overrides)
+    shapes = {"main_images": (128, 128, 3), "states": (3,)}
+    spec = EnvSpec(shapes, {"main_images": "uint8", "states": "float32"}, "continuous", 2,
+                   (-1.0,) * 2, (1.0,) * 2, (), 25)  # fmt: skip
+    return replay.ReplayWorker(config, None), spec
+
+
+def test_a_replay_that_does_not_fit_is_refused_before_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small, spec = worker(tmp_path, monkeypatch)
+    monkeypatch.setattr(replay, "free_memory", lambda: 10_000_000)
+    small.start(spec)  # of states alone
+    size = replay.transition_bytes(spec, 1)
+    assert size == 2 * (128 * 128 * 3 + 12) + 8
+    monkeypatch.setattr(type(small._config.model), "unread", lambda self, pictures: ())
+    with pytest.raises(ConfigError, match=r"replay\.capacity: 600 .* main_images .* nearest: 128"):
+        small.start(spec)  # the run comes to 1024 transitions
+    monkeypatch.setattr(replay, "free_memory", lambda: 600 * size)
+    small.start(spec)
+    default, _ = worker(tmp_path, monkeypatch, "replay.capacity=100000000")
+    with pytest.raises(ConfigError, match=r"100000000 transitions .* nearest: 600"):
+        default.start(spec)
+
+
+def test_pictures_of_a_run_that_kept_them_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resumed, spec = worker(tmp_path, monkeypatch)
+    resumed.start(spec)
+    names = ("main_images", "states", "next.main_images", "next.states")
+    resumed.load_state({"rows": {f"inputs.{name}": torch.zeros(4, 2) for name in names}})
+    assert resumed.state()["rows"].keys() == {"inputs.states", "inputs.next.states"}
 
 
 @needs_two_cores

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from rlinf.config.base import StrictModel
     from rlinf.envs.config import EnvConfig
 
+_MOST_ENVS = 64
 _WIDEST = 4096
 """Numbers of a state or an action, and pixels, that a suite tries; all it needs is a shape."""
 
@@ -44,6 +45,15 @@ def check_env(
     installed: Annotated[
         bool, typer.Option("--installed", help="Check every type whose simulator is ready.")
     ] = False,
+    num_envs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=_MOST_ENVS,
+            show_default=False,
+            help="Envs that are open at once; by default 4, or 1 with one_at_a_time=true.",
+        ),
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Check that environment adapters keep the env protocol."""
@@ -62,9 +72,9 @@ def check_env(
 
         from rlinf.envs.env_conformance import check_env as run_suite
 
-        _show(f"env {names[0]}", run_suite(config))
+        _show(f"env {names[0]}", run_suite(config, num_envs))
     else:
-        _check_envs(names, settings)
+        _check_envs(names, settings, num_envs)
 
 
 def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) -> EnvConfig:
@@ -76,7 +86,7 @@ def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) 
     return _checked(f"env {name}", EnvConfig, given, settings)
 
 
-def _check_envs(names: Sequence[str], settings: Sequence[str]) -> None:
+def _check_envs(names: Sequence[str], settings: Sequence[str], num_envs: int | None) -> None:
     """Run the suites of several env types, then print what each came to; 1 where one failed."""
     from rlinf.envs.base import REGISTRY
     from rlinf.envs.env_conformance import examine_env
@@ -85,7 +95,7 @@ def _check_envs(names: Sequence[str], settings: Sequence[str]) -> None:
     rows, sound = [], 0
     for name, adapter in adapters.items():
         try:
-            found = examine_env(_env_config(name, settings, adapter.example))
+            found = examine_env(_env_config(name, settings, adapter.example), num_envs)
         except (UserError, RunFailure) as error:
             rows.append((name, "not run", "", " ".join(str(error).split())))
             continue

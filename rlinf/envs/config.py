@@ -89,6 +89,11 @@ class EnvConfig(StrictModel):
     """Whether the other tasks go on without one whose resets always fail: its episodes are given to
     the next task, and an evaluation names it as missing. False: such a task stops the run."""
 
+    one_at_a_time: bool = False
+    """Whether no two envs may be open at once, as of one robot, or of a port that one process
+    opens: training closes its env before an evaluation, and goes on with another as after a
+    resume."""
+
     pin_processes: bool = True
     """Tie each of several env processes to a core of its own. Woken together, two of them would
     often queue for one core while the other core idles. False for a simulator that itself computes

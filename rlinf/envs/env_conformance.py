@@ -39,22 +39,23 @@ class Examined:
     """Env steps with short episodes in 2 processes; NaN where the envs did not get so far."""
 
 
-def check_env(config: EnvConfig) -> list[CheckResult]:
+def check_env(config: EnvConfig, num_envs: int | None = None) -> list[CheckResult]:
     """Run the conformance suite on the env of ``config``, see :func:`examine_env`."""
-    return examine_env(config).results
+    return examine_env(config, num_envs).results
 
 
-def examine_env(config: EnvConfig) -> Examined:
+def examine_env(config: EnvConfig, num_envs: int | None = None) -> Examined:
     """Run the conformance suite on the env of ``config``, with short episodes.
 
     Works for every adapter, also one of another package. Takes some seconds for a light simulator.
+    ``num_envs`` are open at once: by default 4, or 1 with ``one_at_a_time``.
 
     Raises:
         ConfigError: The env cannot be built as configured.
         MissingPackageError: The simulator is not installed.
     """
     config.check()
-    evidence = _Evidence(config)
+    evidence = _Evidence(config, num_envs or (1 if config.one_at_a_time else _ENVS))
     results = [outcome(name, check, evidence) for name, check in CHECKS.items()]
     return Examined(results, evidence.steps_per_second)
 
@@ -77,8 +78,9 @@ class _Play:
 class _Evidence:
     """Runs of the env that several checks look at; each happens when first asked for."""
 
-    def __init__(self, config: EnvConfig) -> None:
-        self._config = config
+    def __init__(self, config: EnvConfig, num_envs: int) -> None:
+        self._config, self.num_envs = config, num_envs
+        self.group_size = num_envs if num_envs % 2 else 2
 
     def _open(self, processes: int, **changes: Any) -> SupervisedVectorEnv:
         plain = {
@@ -91,7 +93,7 @@ class _Evidence:
             "processes": processes,
         }
         config = self._config.model_copy(update={**plain, **changes})
-        return SupervisedVectorEnv(config, num_envs=_ENVS, seed=_SEED)
+        return SupervisedVectorEnv(config, num_envs=self.num_envs, seed=_SEED)
 
     @property
     def deterministic(self) -> bool:
@@ -127,7 +129,7 @@ class _Evidence:
     def play(self) -> _Play:
         with self._open(2) as env:
             processes = [psutil.Process(number) for number in env.process_ids]
-            first, actions = env.reset(), _actions(env.env_spec)
+            first, actions = env.reset(), self.actions(env.env_spec)
             steps = [env.chunk_step(actions[0])]
             state = env.state_dict()
             begin = time.perf_counter()
@@ -143,7 +145,7 @@ class _Evidence:
     @cached_property
     def replay(self) -> tuple[list[VectorStep], list[VectorStep], list[VectorStep]]:
         """The same in one process: from the start, from a saved state, after a kill."""
-        actions, state = _actions(self.play.spec), self.play.state
+        actions, state = self.actions(self.play.spec), self.play.state
         with self._open(1) as env:
             env.reset()
             steps = [env.chunk_step(chunk) for chunk in actions]
@@ -159,26 +161,29 @@ class _Evidence:
     def group(self) -> tuple[Observations, list[VectorStep], Observations, list[VectorStep]]:
         """In groups, with fixed reset states and terminations ignored: an epoch, a reset, and the
         first chunk again, its actions one by one."""
-        changes = {"group_size": 2, "use_fixed_reset_states": True, "ignore_terminations": True}
+        changes = {
+            "group_size": self.group_size,
+            "use_fixed_reset_states": True,
+            "ignore_terminations": True,
+        }
         with self._open(1, **changes) as env:
             first = env.reset()
-            actions = _actions(env.env_spec)
+            actions = self.actions(env.env_spec)
             steps = [env.chunk_step(chunk) for chunk in actions]
             again = env.reset()
             alone = np.split(actions[0], _CHUNK, axis=1) if self.deterministic else []
             return first, steps, again, [env.chunk_step(action) for action in alone]
 
-
-def _actions(spec: EnvSpec) -> np.ndarray:
-    """Random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
-    generator = np.random.default_rng(_SEED)
-    shape = (_ROUNDS, _ENVS, _CHUNK, spec.action_dim)
-    if spec.choices is not None:
-        return generator.integers(0, spec.choices, shape).astype(np.float32)
-    low, high = np.array(spec.action_low), np.array(spec.action_high)
-    bounded = np.isfinite(low) & np.isfinite(high)
-    low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
-    return generator.uniform(low, high, shape).astype(np.float32)
+    def actions(self, spec: EnvSpec) -> np.ndarray:
+        """Random chunks [rounds, n, C, A]; unbounded actions are drawn from [-1, 1]."""
+        generator = np.random.default_rng(_SEED)
+        shape = (_ROUNDS, self.num_envs, _CHUNK, spec.action_dim)
+        if spec.choices is not None:
+            return generator.integers(0, spec.choices, shape).astype(np.float32)
+        low, high = np.array(spec.action_low), np.array(spec.action_high)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        low, high = np.where(bounded, low, -1.0), np.where(bounded, high, 1.0)
+        return generator.uniform(low, high, shape).astype(np.float32)
 
 
 def _require_same(
@@ -197,7 +202,7 @@ def _require_same(
 def _spaces(evidence: _Evidence) -> str:
     spec = evidence.play.spec
     for key, value in evidence.play.first.items():
-        expected = (_ENVS, *spec.observation_shapes[key])
+        expected = (evidence.num_envs, *spec.observation_shapes[key])
         require(value.shape == expected, f"'{key}' is {value.shape} instead of {expected}")
     require(
         spec.choices is not None
@@ -211,22 +216,31 @@ def _spaces(evidence: _Evidence) -> str:
 def _steps(evidence: _Evidence) -> str:
     for step in evidence.play.steps:
         require(step.valid.all(), "; ".join(fault.detail for fault in step.faults))
-        require(step.rewards.shape == (_ENVS, _CHUNK), f"rewards are {step.rewards.shape}")
-    done = f"{_ROUNDS} chunks of {_CHUNK} actions in {_ENVS} envs without a fault"
+        expected = (evidence.num_envs, _CHUNK)
+        require(step.rewards.shape == expected, f"rewards are {step.rewards.shape}")
+    envs, processes = _counted(evidence.num_envs, "env"), len(evidence.play.processes)
+    done = f"{_ROUNDS} chunks of {_CHUNK} actions in {envs} without a fault"
     rate = f"{evidence.steps_per_second:.0f} env steps/s"
-    return f"{done}, {rate} with short episodes in 2 processes"
+    return f"{done}, {rate} with short episodes in {_counted(processes, 'process', 'es')}"
+
+
+def _counted(count: int, noun: str, plural: str = "s") -> str:
+    return f"{count} {noun}{plural if count > 1 else ''}"
 
 
 def _determinism(evidence: _Evidence) -> str:
     if not evidence.deterministic:
         return "declared as not deterministic"
     steps, _, _ = evidence.replay
-    message = "the same seed in 2 processes and in 1 differs"
+    how = "in 1 and in 2 processes" if len(evidence.play.processes) > 1 else "in another process"
+    message = f"the same seed does not give the same episodes, {how}"
     _require_same(evidence.play.steps, steps, message, evidence.way_out)
-    return "the same seed gives the same episodes, in 1 and in 2 processes"
+    return f"the same seed gives the same episodes, {how}"
 
 
 def _initial_states(evidence: _Evidence) -> str:
+    if evidence.num_envs == 1:
+        return "of one env there is none to compare with"
     first = evidence.play.first.values()
     same = all(np.array_equal(value[0], value[1]) for value in first)
     return "every episode starts in the same state" if same else "episodes start in their own state"
@@ -247,8 +261,11 @@ def _auto_reset(evidence: _Evidence) -> str:
 
 def _groups(evidence: _Evidence) -> str:
     first, *_ = evidence.group
+    if evidence.num_envs == 1:
+        return "of one env there is no group"
     for key, value in first.items():
-        same = evidence.alike(value[0::2], value[1::2])
+        groups = value.reshape(-1, evidence.group_size, *value.shape[1:])
+        same = evidence.alike(groups[:, :-1], groups[:, 1:])
         require(same, f"'{key}' differs between two envs of a group: reset ignores its seed")
     return "envs of a group start in the same state"
 
@@ -296,7 +313,7 @@ def _state(evidence: _Evidence) -> str:
     _, resumed, _ = evidence.replay
     given = evidence.play.state["simulator"]["size"].any()
     if not given and not evidence.replayable:
-        return _given_up(resumed[0], _ENVS)
+        return _given_up(resumed[0], evidence.num_envs)
     message = "going on from a saved state differs"
     _require_same(evidence.play.steps[1:], resumed, message, evidence.way_out)
     how = "the simulator's state" if given else "replaying the actions since the reset"
@@ -314,7 +331,7 @@ def _given_up(step: VectorStep, episodes: int) -> str:
 def _recovery(evidence: _Evidence) -> str:
     _, _, recovered = evidence.replay
     if not evidence.play.state["simulator"]["size"].any() and not evidence.replayable:
-        return _given_up(recovered[1], _ENVS)
+        return _given_up(recovered[1], evidence.num_envs)
     message = "after a killed process the envs go on differently"
     _require_same(evidence.play.steps[1:], recovered, message, evidence.way_out)
     return "a killed process is replaced and its envs go on where they were"
@@ -338,7 +355,7 @@ def _close(evidence: _Evidence) -> str:
     processes = evidence.play.processes
     left = [process.pid for process in processes if process.is_running()]
     require(not left, f"processes are left after close: {left}")
-    return f"{len(processes)} processes ended"
+    return f"{_counted(len(processes), 'process', 'es')} ended"
 
 
 CHECKS: dict[str, Callable[[_Evidence], str]] = {

@@ -51,7 +51,7 @@ class Acting(PlayingTask[ActingT]):
         "actor": "rlinf.workers.actor:ActorWorker",
     }
     changeable = (
-        "runner", "cluster", "evaluation.interval", "evaluation.start",
+        "runner", "cluster", "env.train.one_at_a_time", "evaluation.interval", "evaluation.start",
         "evaluation.stop_at_success", "evaluation.video_episodes", "weight_sync",
         "checkpoint", "logger", *(f"actor.{key}" for key in RowTrainerConfig.of_rounding),
     )  # fmt: skip

@@ -171,10 +171,10 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         groups["rollout"].load_weights(weights, step, base).wait()
 
     def leave_policy(self, run: Run) -> None:
-        """Evaluate held-out episodes, and leave weights and a video behind."""
-        run.evaluate("held_out")
-        path = run.directory.path / POLICY_FILE
+        """Leave weights behind, evaluate held-out episodes, and leave a video."""
+        path = run.directory.path / POLICY_FILE  # first: an evaluation that fails loses nothing
         export_policy(path, self._config, *acting_weights(run.groups.state(whole=True)))
+        run.evaluate("held_out")
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it
             return

@@ -74,15 +74,35 @@ class EnvWorker(StageWorker):
         self._stages = config.rollout.pipeline_stage_num
         self._vectors: dict[str, VectorEnv] = {}
         self._unread: tuple[str, ...] = ()
+        self._set_aside: dict[str, Any] | None = None
+        """State of training environments that made room for an evaluation."""
         self._was_reset = False
 
     def start(self) -> EnvSpec:
         """Start the training environments, or else those for evaluation."""
         if not self._context.trains:
             return self._evaluation_env([(0, 0)]).env_spec
-        env = self._config.env
-        self._vectors["train"] = self._build(env.sections, env.num_envs, "train")
-        return self._vectors["train"].env_spec
+        return self._training_env().env_spec
+
+    def _training_env(self) -> VectorEnv:
+        """The training environments; built anew where they made room for an evaluation."""
+        if "train" not in self._vectors:
+            if "eval" in self._vectors:
+                self._vectors.pop("eval").close()
+            env = self._config.env
+            self._vectors["train"] = self._build(env.sections, env.num_envs, "train")
+            if self._set_aside is not None:
+                self._vectors["train"].load_state_dict(self._set_aside)
+                self._set_aside = None
+        return self._vectors["train"]
+
+    def _make_room(self) -> None:
+        """Close the training environments beside which no other may be open."""
+        alone = any(each.one_at_a_time for each in self._config.env.sections.values())
+        if alone and "train" in self._vectors:
+            env = self._vectors.pop("train")
+            self._set_aside = env.state_dict()
+            env.close()
 
     def _build(
         self,
@@ -119,7 +139,7 @@ class EnvWorker(StageWorker):
         Yields observations to the policy and, at the end, the arrays of one trajectory per
         sub-batch.
         """
-        env, steps = self._vectors["train"], self._config.chunk_steps
+        env, steps = self._training_env(), self._config.chunk_steps
         auto_reset = self._config.auto_reset
         spec = env.env_spec
         report = RolloutReport(tasks=spec.task_names, chain_length=spec.chain_length)
@@ -242,6 +262,7 @@ class EnvWorker(StageWorker):
 
     def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> VectorEnv:
         """The evaluation environments, about to walk a list of episodes."""
+        self._make_room()
         if "eval" in self._vectors:
             self._vectors["eval"].assign_episodes(episodes)
         else:
@@ -284,14 +305,18 @@ class EnvWorker(StageWorker):
         """Simulator states, episode counters and the observations that wait for an answer."""
         if not self._context.trains:
             return {}
-        return {"envs": self._vectors["train"].state_dict(), "was_reset": self._was_reset}
+        envs = self._set_aside or self._vectors["train"].state_dict()
+        return {"envs": envs, "was_reset": self._was_reset}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Continue from the :meth:`state` of every rank, which may have been another number."""
         if not self._context.trains:
             return
         envs = divided([state["envs"] for state in states], self._world_size)
-        self._vectors["train"].load_state_dict(envs[self._rank])
+        if "train" in self._vectors:
+            self._vectors["train"].load_state_dict(envs[self._rank])
+        else:
+            self._set_aside = envs[self._rank]
         self._was_reset = states[0]["was_reset"]
 
     def close(self) -> None:

@@ -97,3 +97,20 @@ def test_an_env_that_cannot_repeat_itself_conforms_once_that_is_said(tmp_path):
     told = failures(EnvConfig(type="gymnasium", options=options, max_episode_steps=50))
     for name in ("same seed, same episodes", "chunks", "save and resume", "recovery"):
         assert "nearest: options.deterministic: false" in told[name]
+
+
+def test_an_env_beside_which_none_may_be_open_conforms(tmp_path):
+    port = {"kwargs": {"port": str(tmp_path / "port")}}
+    options = {"id": "tests.runners.odd_envs:Alone-v0", **port}
+    alone = {"type": "gymnasium", "options": options, "max_episode_steps": 50}
+    assert failures(EnvConfig(**alone, one_at_a_time=True)) == {}
+    with pytest.raises(ConfigError, match="one_at_a_time: lets one env be open at once, not 3"):
+        check_env(EnvConfig(**alone, one_at_a_time=True), 3)
+
+
+def test_an_env_is_checked_with_as_many_as_are_wanted(point):
+    for count in (1, 3):
+        results = check_env(point(), count)
+        assert all(result.passed for result in results), results
+        envs = "1 env " if count == 1 else "3 envs "
+        assert f"in {envs}without a fault" in results[1].detail

@@ -3,6 +3,7 @@ light, as every env process imports them."""
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 import gymnasium
@@ -30,6 +31,21 @@ class Seen(Unseen):
 
     def render(self):
         return Dot.render(self)
+
+
+class Alone(Seen):
+    """It opens a port that another one may not have open."""
+
+    def __init__(self, port, render_mode=None):
+        super().__init__(render_mode)
+        self._port = open(port, "w")  # noqa: SIM115 - until it is closed
+        try:
+            fcntl.flock(self._port, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RuntimeError("the port is busy") from None
+
+    def close(self):
+        self._port.close()
 
 
 class Breaks(Unseen):
@@ -80,6 +96,6 @@ class Told(Unseen):
         return seen, float(os.environ["RLINF_TEST_TOLD"]), *rest
 
 
-for entry in (Unseen, Seen, Breaks, Unmade, Told):
+for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
 gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)

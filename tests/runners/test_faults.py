@@ -16,6 +16,7 @@ from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
 from rlinf.envs.results import EnvFault, EpisodeRecord, FaultReason
 from rlinf.envs.spec import spec_of
+from rlinf.errors import ConfigError
 from rlinf.models.config import MLPConfig
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator
@@ -24,7 +25,7 @@ from rlinf.workers.env import EnvWorker, EvaluationReport
 
 from . import odd_envs
 from .killing import finish, train_without_a_simulator
-from .support import metrics, small_config, write_recipe
+from .support import assert_equal_runs, metrics, small_config, weights, write_recipe
 from .test_resume import overrides
 
 
@@ -93,6 +94,45 @@ def test_the_video_of_a_specification_shows_its_episodes(tmp_path, monkeypatch):
         assert evaluator.film(None, spec, tmp_path / "v.mp4", at_least=3) == tmp_path / "v.mp4"
         assert played.pop() == (episodes[:4], frames)  # four environments
     assert evaluator.film(None, spec, tmp_path / "none.mp4") is None
+
+
+def alone(tmp_path, *words):
+    """Words of a run with one environment, and those that make it one beside which none may be."""
+    port = f"{{id: 'tests.runners.odd_envs:Alone-v0', kwargs: {{port: {tmp_path / 'port'}}}}}"
+    sizes = ("env.num_envs=1", "evaluation.num_envs=1", "runner.total_env_steps=256",
+             "rollout.steps=64", "evaluation.periodic_episodes=2", *words)  # fmt: skip
+    return sizes, (f"env.train.options={port}",)
+
+
+def test_one_environment_at_a_time_is_trained_as_if_others_might_be_open(tmp_path):
+    words, busy = alone(tmp_path, "evaluation.interval=1")
+    seen = "env.train.options={id: 'tests.runners.odd_envs:Seen-v0'}"
+    runs = [tmp_path / "plain", tmp_path / "alone"]
+    recipe = str(write_recipe(tmp_path))
+    finish("train", recipe, "--run-dir", str(runs[0]), *words, seen)
+    finish("train", recipe, "--run-dir", str(runs[1]), *words, *busy,
+           "env.train.one_at_a_time=true")  # fmt: skip
+    assert_equal_runs(*runs)
+
+
+def test_an_evaluation_that_fails_leaves_the_policy_and_a_way_to_go_on(tmp_path, capsys):
+    words, busy = alone(tmp_path, "evaluation.interval=0")
+    run = tmp_path / "run"
+    assert main(["train", str(write_recipe(tmp_path)), "--run-dir", str(run), *words, *busy]) == 1
+    assert "the port is busy" in capsys.readouterr().err
+    trained = weights(run)
+    finish("resume", str(run), "env.train.one_at_a_time=true")
+    for name, value in weights(run).items():
+        assert np.array_equal(value, trained[name]), name
+
+
+def test_environments_are_as_few_as_may_be_open(tmp_path):
+    words, busy = alone(tmp_path, "env.train.one_at_a_time=true", "env.num_envs=2")
+    with pytest.raises(ConfigError, match=r"env\.num_envs = 2 .* more than one .* nearest: 1"):
+        small_config(tmp_path, *words, *busy)
+    words, busy = alone(tmp_path, "env.train.one_at_a_time=true", "evaluation.num_envs=2")
+    with pytest.raises(ConfigError, match=r"evaluation\.num_envs = 2 .* one .* nearest: 1"):
+        small_config(tmp_path, *words, *busy)
 
 
 def test_failures_are_told_once_and_counted_and_so_is_a_box_out_of_reach(tmp_path, caplog, capsys):

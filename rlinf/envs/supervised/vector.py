@@ -88,6 +88,9 @@ class SupervisedVectorEnv(VectorEnv):
         section: str = "",
     ) -> None:
         config.check()
+        if config.one_at_a_time and num_envs > 1:
+            why = f"lets one env be open at once, not {num_envs}; nearest: one env, or false"
+            raise ConfigError(why, key="one_at_a_time")
         _check_division(num_envs, stages, config.group_size)
         self.config = config
         self.num_envs = num_envs

@@ -205,6 +205,7 @@ class EvaluatedConfig(PlacedConfig):
                 f"{_in_shares(shares)}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
+        yield from self._crowding_problems("evaluation.num_envs", count, shares)
         for name in ("episodes", "periodic_episodes"):
             played = getattr(self.evaluation, name)
             if not all(shares.count(section, played) for section in range(len(shares.sizes))):
@@ -221,6 +222,15 @@ class EvaluatedConfig(PlacedConfig):
                 hint=f"at most {parts} rollout processes, or a larger rollout.pipeline_stage_num",
             )
         yield from self._policy_problems()
+
+    def _crowding_problems(
+        self, key: str, count: int, shares: Shares
+    ) -> Iterator[PydanticCustomError]:
+        """What stands against so many environments, where one may be open at a time."""
+        for place, (section, env) in enumerate(self.env.sections.items()):
+            if env.one_at_a_time and shares.count(place, count) > 1:
+                why = f"is more than one environment of {section}, which has one_at_a_time: true"
+                yield illegal(key, why, hint=f"nearest: {len(shares.sizes)}")
 
     def _policy_problems(self) -> Iterator[PydanticCustomError]:
         """What the policy is not made for."""
@@ -360,6 +370,7 @@ class ActingConfig(EvaluatedConfig):
                 f"{_in_shares(shares, f' × groups of {self.group_size}')}",
                 hint=f"nearest: {join_choices(nearest_multiples(unit, self.env.num_envs))}",
             )
+        yield from self._crowding_problems("env.num_envs", self.env.num_envs, shares)
         chunk = self.model.num_action_chunks
         if self.rollout.steps % chunk:
             yield illegal(

@@ -140,7 +140,6 @@ class EnvWorker(StageWorker):
         sub-batch.
         """
         env, steps = self._training_env(), self._config.chunk_steps
-        auto_reset = self._config.auto_reset
         spec = env.env_spec
         report = RolloutReport(tasks=spec.task_names, chain_length=spec.chain_length)
         builders = [
@@ -153,8 +152,7 @@ class EnvWorker(StageWorker):
         ]
         sent: list[ObservationBatch] = []
         for stage in range(self._stages):
-            # Episodes go on across rollouts where environments reset themselves.
-            fresh = not self._was_reset or not auto_reset
+            fresh = not self._was_reset or self._config.begins_afresh
             observations = env.reset(stage) if fresh else env.observations(stage)
             sent.append(self._batch(env, stage, self._read(observations)))
             yield self._emit("observations", stage, sent[stage])

@@ -96,6 +96,36 @@ class Told(Unseen):
         return seen, float(os.environ["RLINF_TEST_TOLD"]), *rest
 
 
-for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told):
+class Strolls(gymnasium.Env):
+    """It succeeds once what was done adds up to a goal: episodes end at different times. The n-th
+    episode of a process fails on the way, where n is given."""
+
+    begun = 0
+
+    def __init__(self, render_mode=None, failing=None):
+        self.observation_space = gymnasium.spaces.Box(-50.0, 50.0, (2,), np.float32)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._failing = failing
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        Strolls.begun += 1
+        self._fails = Strolls.begun == self._failing
+        self._steps, self._place, self._goal = 0, 0.0, self.np_random.uniform(1, 3)
+        return self._seen(), {}
+
+    def step(self, action):
+        self._steps += 1
+        if self._fails and self._steps == 3:
+            raise RuntimeError("it stumbled")
+        self._place += float(action[0])
+        there = self._place > self._goal
+        return self._seen(), float(there), there, False, {"success": there}
+
+    def _seen(self):
+        return np.array([self._place, self._goal], np.float32)
+
+
+for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
 gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)

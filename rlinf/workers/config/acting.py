@@ -337,6 +337,13 @@ class ActingConfig(EvaluatedConfig):
         return next(iter(self.env.sections.values())).auto_reset
 
     @property
+    def begins_afresh(self) -> bool:
+        """Whether every rollout begins with a reset. Episodes go on from one to the next where
+        environments reset themselves, except where they are compared: the members of a group that
+        end at different times, or after a fault, would meet no sibling of their seed again."""
+        return not self.auto_reset or self.algorithm.needs_whole_episodes
+
+    @property
     def training_steps(self) -> int:
         """Rollouts of the run, each followed by one training phase."""
         return -(-self.runner.total_env_steps // self.env_steps_per_rollout)

@@ -1,0 +1,76 @@
+"""Groups of episodes keep together, however their episodes end, and to the bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from .killing import finish, kill_and_resume
+from .support import assert_equal_runs, metrics, write_recipe
+from .test_equality import needs_two_cores
+from .test_resume import EMBODIED
+
+STROLLS = "env.train.options={id: 'tests.runners.odd_envs:Strolls-v0'}"
+GRPO = (
+    "algorithm.type=grpo", "~algorithm.gamma", "~algorithm.normalize_rewards",
+    "env.train.group_size=4", "env.train.max_episode_steps=16", STROLLS,
+    "actor.micro_batch_size=null", "evaluation.interval=2",
+)  # fmt: skip
+
+
+def trained(directory: Path, steps: int, *overrides: str) -> Path:
+    directory.mkdir(exist_ok=True)
+    run = directory / "run"
+    given = [*GRPO, f"runner.total_env_steps={steps * 128}", *overrides]
+    finish("train", str(write_recipe(directory)), *given, "--run-dir", str(run))
+    return run
+
+
+def episodes(run: Path) -> list[float]:
+    return [line["rollout/trained_episodes"] for line in metrics(run)]
+
+
+def test_a_fault_costs_its_episode_in_one_rollout(tmp_path: Path) -> None:
+    failing = "env.train.options.kwargs={failing: 20}"
+    # None ends before its time: a rollout holds one episode of each environment.
+    run = trained(tmp_path, 6, failing, "env.train.ignore_terminations=true")
+    assert sum("env/faults/exception" in line for line in metrics(run)) == 1
+    assert sorted(episodes(run)) == [7.0] + [8.0] * 5
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("groups"), 16, "rollout.block_size=4")
+
+
+def test_members_that_end_early_stay_with_their_siblings(run: Path) -> None:
+    found = episodes(run)
+    assert len(found) == 16
+    assert min(found) >= 8, "the first episodes of all environments are whole, and of equal seeds"
+
+
+@needs_two_cores
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "cluster.cpu_devices_per_node=2",
+            "cluster.component_placement={env: '0-1', rollout: '1', actor: '0'}",
+        ],
+        ["rollout.pipeline_stage_num=2"],
+    ],
+    ids=["two env workers", "two pipeline stages"],
+)
+def test_placements_change_nothing(run: Path, tmp_path: Path, overrides: list[str]) -> None:
+    assert_equal_runs(run, trained(tmp_path, 16, "rollout.block_size=4", *overrides))
+
+
+@pytest.mark.slow
+def test_killed_and_resumed(tmp_path: Path) -> None:
+    def overrides(runtime: str, steps: int) -> list[str]:
+        return [*EMBODIED.overrides(runtime, steps), *GRPO, "rollout.max_staleness=1"]
+
+    grouped = replace(EMBODIED, overrides=overrides)
+    kill_and_resume(grouped, tmp_path, "local", kills=1, steps=8, victim="driver")

@@ -211,7 +211,8 @@ class PolicyConfig(AlgorithmConfig):
     clip_log_ratio_max: float | None = Field(default=None, gt=0, le=20)
     """Upper bound of the logarithm of the ratio; null: 20."""
     entropy_bonus: float = Field(default=0.0, ge=0)
-    """Weight of the entropy in the loss."""
+    """Weight of the entropy in the loss; refused where the model does not learn how far its actions
+    deviate, or has no entropy in closed form."""
     kl_beta: float = Field(default=0.0, ge=0)
     """Weight of the KL divergence from the reference policy in the loss."""
     kl_penalty_type: KLType = "low_var_kl"
@@ -267,7 +268,7 @@ class PolicyConfig(AlgorithmConfig):
     refused."""
 
     def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
-        """Actions without log-probs."""
+        """Actions without log-probs, or with an entropy that no bonus raises."""
         if model.without_log_probs is not None:
             key, nearest = model.without_log_probs
             yield illegal(
@@ -275,6 +276,13 @@ class PolicyConfig(AlgorithmConfig):
                 f"{getattr(model, key)} gives no log-probs, by which {self.type} learns; such a "
                 "model imitates and is evaluated",
                 hint=f"nearest: {nearest}",
+            )
+        if self.needs_entropy and model.without_entropy is not None:
+            key, why, nearest = model.without_entropy
+            yield illegal(
+                "algorithm.entropy_bonus",
+                f"would not raise the entropy with model.{key}: {getattr(model, key)}, {why}",
+                hint="nearest: 0" + (f", or model.{key}: {nearest}" if nearest else ""),
             )
 
     @property

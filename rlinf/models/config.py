@@ -125,6 +125,12 @@ class ModelConfig(StrictModel):
         return None
 
     @property
+    def without_entropy(self) -> tuple[str, str, str] | None:
+        """Which key has a value with which a bonus for the entropy would not raise it, why, and the
+        nearest value with which it would, empty where there is none; None: it would."""
+        return None
+
+    @property
     def starting_weights(self) -> Path | None:
         """File of weights that a run left behind."""
         return self.path
@@ -287,6 +293,12 @@ class SquashedConfig(GaussianPolicyConfig):
     """Widths of the hidden layers of each Q function."""
     q_functions: int = Field(default=2, ge=1)
     """How many Q functions there are; the algorithm says what of their values counts."""
+
+    @property
+    def without_entropy(self) -> tuple[str, str, str] | None:
+        """−log p of a stored action has a gradient of 0 in the mean, and none that spreads."""
+        nearest = "" if self.steers else "mlp"
+        return "type", "whose entropy has no closed form", nearest
 
 
 class SquashedMLPConfig(SquashedConfig, NormalizingPolicyConfig):

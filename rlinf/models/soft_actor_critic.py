@@ -110,7 +110,8 @@ class SquashedMLPPolicy(MLPPolicy):
     def evaluate_actions(self, forward_inputs: Mapping[str, Tensor]) -> ActionEvaluation:
         """Log-probs, values and entropy of stored actions; see the base class.
 
-        The entropy has no closed form: that of one sample, −log p, is returned.
+        The entropy has no closed form: that of one sample, −log p, is returned, which tells it but
+        has no gradient that raises it.
         """
         features = self.encode(forward_inputs)
         mean, log_std = self._distribution(features)

@@ -14,6 +14,7 @@ from rlinf.cli.tasks import read_config
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.envs.installation import requirements_of
 from rlinf.envs.metaworld.adapter import tasks_of
+from rlinf.errors import ConfigError
 from rlinf.models.config import MLPConfig, SquashedMLPConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.acting import ActingConfig
@@ -159,3 +160,10 @@ def test_without_its_simulator_one_line_says_what_to_install(
     assert code == 2
     (line,) = (line for line in error.splitlines() if "missing" in line)
     assert f"run `rlinf env install {to_install(name)}`" in line
+
+
+def test_a_squashed_policy_has_no_bonus_for_its_entropy() -> None:
+    given = ["model.type=squashed_mlp", "algorithm.entropy_bonus=0.01"]
+    with pytest.raises(ConfigError, match=r"would not raise .*; nearest: 0, or model\.type: mlp$"):
+        read_config("quickstart", given)
+    read_config("quickstart", [*given, "model.type=mlp"])

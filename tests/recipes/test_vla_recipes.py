@@ -262,5 +262,21 @@ def test_models_without_log_probs_are_refused_before_a_rollout(
         read_config(f"vla/{name}", given)
 
 
+@pytest.mark.parametrize(
+    ("given", "nearest"),
+    [
+        ([], "0, or model.method: flow_noise"),
+        (["model.method=flow_cps"], "0, or model.method: flow_noise"),
+        (["model.type=diffusion", "model.method=ddpm", "~model.state_in_prompt",
+          "~model.noise_level"], "0"),
+    ],
+)  # fmt: skip
+def test_an_entropy_that_is_not_learned_has_no_bonus(given: list[str], nearest: str) -> None:
+    bonus = "algorithm.entropy_bonus=0.01"
+    with pytest.raises(ConfigError, match=rf"would not raise the entropy .*; nearest: {nearest}$"):
+        read_config("vla/drawer_close_pi05_ppo", [*given, bonus])
+    read_config("vla/drawer_close_pi05_flow_noise_ppo", [bonus])
+
+
 def test_nft_learns_without_log_probs() -> None:
     read_config("vla/drawer_close_pi05_nft", ["model.method=ode"])

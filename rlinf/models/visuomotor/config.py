@@ -95,6 +95,13 @@ class DiffusionConfig(VisuomotorConfig):
         return ("method", "ddpm") if self.method == "ddim" else None
 
     @property
+    def without_entropy(self) -> tuple[str, str, str] | None:
+        """The noise schedule is given."""
+        if self.method != "ddpm":
+            return None
+        return "method", "whose deviation depends on the time of a step alone", ""
+
+    @property
     def all_random(self) -> bool:
         """Whether every denoising step is random."""
         return self.random_steps == "all"

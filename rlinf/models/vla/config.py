@@ -439,6 +439,13 @@ class FlowConfig(VLAConfig):
         return ("method", "flow_sde") if self.method == "ode" else None
 
     @property
+    def without_entropy(self) -> tuple[str, str, str] | None:
+        """Only the deviation of Flow-Noise is learned."""
+        if self.method not in ("flow_sde", "flow_cps"):
+            return None
+        return "method", "whose deviation depends on the time of a step alone", "flow_noise"
+
+    @property
     def all_random(self) -> bool:
         """Whether every denoising step is random."""
         chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")

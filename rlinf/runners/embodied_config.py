@@ -120,12 +120,14 @@ class EmbodiedConfig(ActingConfig):
                 "states",
                 hint="at least 2",
             )
-        horizons = [section.max_episode_steps for section in self.env.sections.values()]
-        whole = math.lcm(*horizons)
+        horizons, chunk = self.episode_chunk_steps, self.model.num_action_chunks
+        whole = math.lcm(*horizons) * chunk
         if self.algorithm.needs_whole_episodes and self.rollout.steps % whole:
+            longest = max(section.max_episode_steps for section in self.env.sections.values())
+            chunks = f" ({max(horizons)} chunks of {chunk} actions)" if chunk > 1 else ""
             yield illegal(
                 "rollout.steps",
-                f"{name} judges whole episodes of up to {max(horizons)} steps, which a rollout "
+                f"{name} judges whole episodes of up to {longest} steps{chunks}, which a rollout "
                 "of this length would cut",
                 hint=f"nearest: {join_choices(nearest_multiples(whole, self.rollout.steps))}",
             )

@@ -125,15 +125,21 @@ def test_evaluation_of_a_run_by_a_file_and_of_more_episodes(
     assert again["outcomes"] == held_out["outcomes"]
 
 
-def test_groups_of_both_are_compared(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("chunk", "steps", "episodes"),
+    [
+        (1, 24, 4 * 2 + 4 * 3),  # of 12 steps in 4 envs, and of 8 in 4
+        (8, 16, 4 * 1 + 4 * 2),  # of 2 chunks, the second cut, and of 1
+    ],
+)
+def test_groups_of_both_are_compared(tmp_path: Path, chunk: int, steps: int, episodes: int) -> None:
     groups = [f"env.train.{place}.group_size=2" for place in (0, 1)]
-    grpo = [*GRPO, "rollout.steps=24", "actor.global_batch_size=48"]
-    shorter = ["actor.micro_batch_size=24", "runner.total_env_steps=384"]
-    run = finished(tmp_path, *groups, *grpo, *shorter)
-    lines = metrics(run)
-    assert len(lines) == 2
-    # 4 envs × 2 episodes of 12 steps, and 4 × 3 of 8.
-    assert [line["rollout/trained_episodes"] for line in lines] == [20, 20]
+    rows = 8 * steps // chunk
+    grpo = [*GRPO, f"model.num_action_chunks={chunk}", f"rollout.steps={steps}"]
+    batches = [f"actor.global_batch_size={rows}", "actor.micro_batch_size=null"]
+    shorter = [f"runner.total_env_steps={2 * 8 * steps}"]
+    lines = metrics(finished(tmp_path, *groups, *grpo, *batches, *shorter))
+    assert [line["rollout/trained_episodes"] for line in lines] == [episodes] * 2
 
 
 @pytest.mark.slow
@@ -192,6 +198,18 @@ REFUSED = [
     (
         [*GRPO, "env.train.0.group_size=2", "env.train.1.group_size=2"],
         ["rollout.steps = 16", "nearest: 24"],
+    ),
+    (
+        [
+            *GRPO,
+            "env.train.0.group_size=2",
+            "env.train.1.group_size=2",
+            "model.num_action_chunks=8",
+            "rollout.steps=24",
+            "actor.global_batch_size=24",
+            "actor.micro_batch_size=null",
+        ],
+        ["rollout.steps = 24", "up to 12 steps (2 chunks of 8 actions)", "nearest: 16, 32"],
     ),
     (GRPO, ["env.train.0.group_size", "at least 2"]),
 ]

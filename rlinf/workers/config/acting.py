@@ -317,6 +317,12 @@ class ActingConfig(EvaluatedConfig):
         return self.rollout.steps // self.model.num_action_chunks
 
     @property
+    def episode_chunk_steps(self) -> list[int]:
+        """Policy queries of the longest episode of each section, whose last chunk may be cut."""
+        chunk = self.model.num_action_chunks
+        return [-(-section.max_episode_steps // chunk) for section in self.env.sections.values()]
+
+    @property
     def samples(self) -> int:
         """Samples of one rollout: one per environment and chunk step."""
         return self.env.num_envs * self.chunk_steps

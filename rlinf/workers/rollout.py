@@ -97,6 +97,8 @@ class RolloutWorker(StageWorker):
         is kept to be trained on.
         """
         memories: dict[int, _Memory] = {}
+        # A policy without a critic reads nothing again, and a picture kept is memory of its device.
+        keeps = not evaluation and self._policy.value_dim > 0
         noise = _Noise.of(self._config, self._policy, step, evaluation=evaluation)
         at_random = not evaluation and self._config.acts_at_random(step)
         for item in observations:
@@ -106,7 +108,7 @@ class RolloutWorker(StageWorker):
             self._threads.choose(len(batch.env_ids))
             with torch.inference_mode():
                 seen = self._on_device(batch.observations)
-                if not evaluation:
+                if keeps:
                     final = batch.final_observations
                     memory.add(seen, batch, None if final is None else self._on_device(final))
                 if batch.act:
@@ -116,10 +118,11 @@ class RolloutWorker(StageWorker):
                     else:
                         how = self._policy.explore if at_random else self._policy.sample
                         answer, values = self._act(seen, drawn, how)
-                        if values is not None and not evaluation:
+                        if values is not None and keeps:
                             memory.values.append(values.unsqueeze(0))
                 else:
-                    answer = self._values_of(memories.pop(item.source))
+                    memory = memories.pop(item.source)
+                    answer = self._values_of(memory) if keeps else _no_values(batch)
             yield Emit("actions", item.source, answer)
             if self._policy.values_in_parts and not self._shares_devices:
                 self._value_while_waiting(observations, memories)
@@ -191,9 +194,6 @@ class RolloutWorker(StageWorker):
 
     def _values_of(self, memory: _Memory) -> RolloutValues:
         """Values of everything that a sub-batch saw in the rollout."""
-        if not memory.observations:
-            nothing = np.zeros((0, 0, 0), np.float32)
-            return RolloutValues(nothing, nothing, nothing.reshape(0, 0))
         size = 1 if self._policy.values_in_parts else len(memory.observations)
         while memory.unvalued:
             memory.values.append(self._values(memory.unvalued[:size]))
@@ -297,6 +297,12 @@ class _Noise:
         first = int(batch.env_ids[0])
         rows = slice(first, first + len(batch.env_ids))
         return {name: drawn[time, rows] for name, drawn in self._drawn[part].items()}
+
+
+def _no_values(last: ObservationBatch) -> RolloutValues:
+    """Those of a policy without a critic, V = 0, by the observations after the last action."""
+    nothing = np.zeros((last.time, len(last.env_ids), 0), np.float32)
+    return RolloutValues(nothing, nothing, nothing.sum(axis=0))
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:

@@ -15,11 +15,13 @@ from rlinf.cli.main import main
 from rlinf.cli.tasks import task_of_run
 from rlinf.config.load import load_recipe
 from rlinf.config.validate import validate
+from rlinf.models.vla.denoising_policy import DenoisingPolicy
 from rlinf.monitor.run_directory import RunDirectory
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.runners.embodied_evaluation import TrainedPolicy
 from rlinf.runners.run import Run
+from rlinf.workers.rollout import _Memory
 
 from .supervised_support import metrics, weights
 from .support import assert_equal_runs
@@ -51,6 +53,17 @@ def test_what_is_left_behind_is_what_acts(run: Path) -> None:
     assert all(line["actor/optimizer_steps"] == 1 for line in steps)
     # Groups of two equal starts differ by the noise of their actions alone.
     assert all(0 < line["rollout/good"] < 1 for line in steps)
+
+
+def test_without_a_critic_nothing_is_kept_or_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read_again(*_: object) -> None:
+        raise AssertionError("values are of width 0")
+
+    monkeypatch.setattr(DenoisingPolicy, "value", read_again)
+    monkeypatch.setattr(_Memory, "add", read_again)
+    train(tmp_path, *NFT, "algorithm.tau=0.5")
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from gymnasium import spaces
 
-from rlinf.envs.results import Observations, VectorStep
+from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 
 
@@ -64,6 +64,11 @@ class VectorEnv(ABC):
     @abstractmethod
     def exhausted(self, stage: int = 0) -> bool:
         """Return whether every env of ``stage`` has played its share of the episode list."""
+
+    @abstractmethod
+    def unfinished(self) -> list[EpisodeRecord]:
+        """Return the records, as they are now, of the episodes that a reset would cut; one in which
+        nothing was done yet is none."""
 
     @abstractmethod
     def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:

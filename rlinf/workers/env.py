@@ -52,6 +52,18 @@ class RolloutReport:
         self.section_faults.update(f"{fault.reason.value}/{fault.section}" for fault in named)
         self.env_steps += step.rewards.size
 
+    def close(self, cut: Sequence[EpisodeRecord], first: int) -> None:
+        """Count the first sound episodes of each env alone, as many as the rollout surely holds, be
+        they ``cut`` by the reset that follows: of later ones, and of those that end by themselves,
+        too many would be short, which mostly are successes."""
+        of_env: Counter[int] = Counter()
+        counted = []
+        for episode in (*self.episodes, *cut):
+            of_env[episode.env] += episode.valid
+            if not episode.valid or of_env[episode.env] <= first:
+                counted.append(episode)
+        self.episodes = counted
+
 
 @dataclass
 class EvaluationReport(RolloutReport):
@@ -175,6 +187,9 @@ class EnvWorker(StageWorker):
                 env, stage, step.observations, builder.time, step, act=not builder.complete
             )
             yield self._emit("observations", stage, sent[stage])
+        if self._config.begins_afresh:
+            longest = max(self._config.episode_chunk_steps)
+            report.close(env.unfinished(), first=max(1, steps // longest))
         report.task_resets = env.task_resets
         report.extra_rows = sum(builder.time - steps for builder in builders)
         return report

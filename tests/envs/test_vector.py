@@ -114,6 +114,26 @@ def test_without_auto_reset_an_ended_env_rests_until_the_next_reset(point):
         assert env.chunk_step(np.ones((4, 4, 2))).active.all()
 
 
+@pytest.mark.parametrize("auto_reset", [False, True])
+def test_what_a_reset_would_cut_is_told_as_it_is(point, auto_reset):
+    config = point(auto_reset=auto_reset, max_episode_steps=4)
+    with SupervisedVectorEnv(config, num_envs=4, seed=1, stages=2) as env:
+        for stage in (0, 1):
+            env.reset(stage)
+        assert env.unfinished() == []  # nothing was done yet
+        taken = env.chunk_step(np.ones((2, 3, 2)), stage=1)
+        cut = env.unfinished()
+        assert [record.env for record in cut] == [2, 3]
+        assert [record.episode_len for record in cut] == [3, 3]
+        assert [record.episode_id for record in cut] == taken.episode_ids.tolist()
+        assert [record.seed for record in cut] == taken.reset_seeds.tolist()
+        np.testing.assert_allclose(
+            [record.episode_return for record in cut], taken.rewards.sum(axis=1), rtol=1e-6
+        )
+        assert len(env.chunk_step(np.ones((2, 1, 2)), stage=1).episodes) == 2
+        assert env.unfinished() == []
+
+
 def test_rewards_are_scaled_and_returns_are_not(point):
     def first_step(scale: float):
         config = point(reward_scale=scale, max_episode_steps=3)

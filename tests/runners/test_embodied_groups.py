@@ -1,4 +1,4 @@
-"""Groups of episodes keep together, however their episodes end, and to the bit."""
+"""Groups of episodes keep together and all are counted, however they end, and to the bit."""
 
 from __future__ import annotations
 
@@ -49,6 +49,24 @@ def test_members_that_end_early_stay_with_their_siblings(run: Path) -> None:
     found = episodes(run)
     assert len(found) == 16
     assert min(found) >= 8, "the first episodes of all environments are whole, and of equal seeds"
+
+
+def test_success_is_counted_among_all_and_not_among_those_that_end_early(run: Path) -> None:
+    lines = metrics(run)
+    assert [line["env/episodes"] for line in lines] == [8.0 * step for step in range(1, 17)]
+    assert all(line["env/episode_len"] <= 16 for line in lines)
+    assert any(0 < line["env/success_once"] < 1 for line in lines)
+
+
+def test_so_it_is_where_a_rollout_cuts_episodes(tmp_path: Path) -> None:
+    given = [
+        STROLLS, "env.train.max_episode_steps=32", "env.train.auto_reset=false", "rollout.steps=8",
+        "runner.total_env_steps=512",
+    ]  # fmt: skip
+    finish("train", str(write_recipe(tmp_path)), *given, "--run-dir", str(tmp_path / "run"))
+    lines = metrics(tmp_path / "run")
+    assert [line["env/episodes"] for line in lines] == [8.0 * step for step in range(1, 9)]
+    assert all(line["env/success_once"] < 1 and line["env/episode_len"] <= 8 for line in lines)
 
 
 @needs_two_cores

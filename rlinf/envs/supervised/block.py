@@ -78,6 +78,16 @@ def block_fields(spec: EnvSpec, num_envs: int, max_chunk: int, processes: int) -
     }
 
 
+def write_record(block: SharedBlock, row: int, record: np.void, *, valid: bool) -> None:
+    """Write the episode of a row, as it is now, into a record of :data:`RECORD_DTYPE`."""
+    for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once", "task"):
+        record[name] = block[name][row]
+    record["episode_len"] = block["steps"][row]
+    record["success_at_end"] = block["success_now"][row]
+    record["seed_shift"] = block["seed_shift"][row]
+    record["valid"] = valid
+
+
 def read_state(block: SharedBlock, simulator: Mapping[int, np.ndarray]) -> dict[str, Any]:
     """Counters, observations, action log and simulator states as few large arrays.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rlinf.envs.supervised.block import Status
+from rlinf.envs.supervised.block import Status, write_record
 from rlinf.envs.supervised.checks import EnvSideFault
 from rlinf.envs.supervised.failing_tasks import FailingTasks, never_began
 from rlinf.envs.supervised.schedule import MAX_ATTEMPTS, EpisodeRules
@@ -137,15 +137,8 @@ class Episodes:
 
     def record(self, row: int, *, valid: bool) -> None:
         """Write down the episode of a row, as it is now."""
-        block = self._block
-        record = block["records"][row]
-        for name in ("episode_id", "seed", "episode_return", "success_once", "fail_once", "task"):
-            record[name] = block[name][row]
-        record["episode_len"] = block["steps"][row]
-        record["success_at_end"] = block["success_now"][row]
-        record["seed_shift"] = block["seed_shift"][row]
-        record["valid"] = valid
-        block["recorded"][row] = True
+        write_record(self._block, row, self._block["records"][row], valid=valid)
+        self._block["recorded"][row] = True
 
     def _pass_over(self, row: int) -> None:
         """Go on in the list after an episode that never began.

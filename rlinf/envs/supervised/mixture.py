@@ -19,7 +19,7 @@ from rlinf.config.nearest import join_choices, nearest_multiples
 from rlinf.envs.base import VECTORS
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.observation_names import present
-from rlinf.envs.results import ACTION_MASK, TASK_IDS, Observations, VectorStep
+from rlinf.envs.results import ACTION_MASK, TASK_IDS, EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec, joined
 from rlinf.envs.supervised.block import reshard
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
@@ -172,11 +172,6 @@ class MixedVectorEnv(VectorEnv):
             with _named(name):
                 steps.append(part.receive(stage))
         final = self._scattered([step.final_mask for step in steps])
-        episodes = [
-            replace(episode, task=episode.task + first)
-            for step, first in zip(steps, self._first_task, strict=True)
-            for episode in step.episodes
-        ]
         return VectorStep(
             observations=self._padded([step.observations for step in steps]),
             final_observations=self._finals(steps, final) if final.any() else None,
@@ -186,13 +181,17 @@ class MixedVectorEnv(VectorEnv):
                 for section, step in enumerate(steps)
                 for fault in step.faults
             ),
-            episodes=tuple(sorted(episodes, key=lambda episode: episode.env)),
+            episodes=tuple(self._episodes([step.episodes for step in steps])),
             **{name: self._scattered([getattr(step, name) for step in steps]) for name in _COLUMNS},
         )
 
     def exhausted(self, stage: int = 0) -> bool:
         """See :meth:`VectorEnv.exhausted`."""
         return all(part.exhausted(stage) for part in self._parts)
+
+    def unfinished(self) -> list[EpisodeRecord]:
+        """See :meth:`VectorEnv.unfinished`."""
+        return self._episodes([part.unfinished() for part in self._parts])
 
     def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
         """See :meth:`VectorEnv.assign_episodes`; the place in the list says of which section."""
@@ -248,6 +247,15 @@ class MixedVectorEnv(VectorEnv):
                 shown[key][step.final_mask] = array
             parts.append(shown)
         return {key: array[mask] for key, array in self._padded(parts).items()}
+
+    def _episodes(self, parts: Sequence[Sequence[EpisodeRecord]]) -> list[EpisodeRecord]:
+        """Those of each section by env, with their tasks among those of all."""
+        found = [
+            replace(episode, task=episode.task + first)
+            for part, first in zip(parts, self._first_task, strict=True)
+            for episode in part
+        ]
+        return sorted(found, key=lambda episode: episode.env)
 
     def _scattered(self, parts: Sequence[np.ndarray]) -> np.ndarray:
         """Rows of each section [m, ...] in their places in a stage [n, ...]."""

@@ -13,6 +13,7 @@ import numpy as np
 from rlinf.envs.base import REGISTRY, SimulatorBatch
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import (
+    RECORD_DTYPE,
     EnvFault,
     EpisodeRecord,
     FaultReason,
@@ -22,7 +23,7 @@ from rlinf.envs.results import (
     unplayed_record,
 )
 from rlinf.envs.spec import EnvSpec
-from rlinf.envs.supervised.block import Status, read_state, write_state
+from rlinf.envs.supervised.block import Status, read_state, write_record, write_state
 from rlinf.envs.supervised.faults import FaultWatch
 from rlinf.envs.supervised.handle import Command, ProcessLimits
 from rlinf.envs.supervised.pool import EnvPool
@@ -178,6 +179,16 @@ class SupervisedVectorEnv(VectorEnv):
     def exhausted(self, stage: int = 0) -> bool:
         """See :meth:`VectorEnv.exhausted`."""
         return bool((self._block["status"][self._slice(stage)] == Status.EXHAUSTED).all())
+
+    def unfinished(self) -> list[EpisodeRecord]:
+        """See :meth:`VectorEnv.unfinished`."""
+        self._refuse_in_flight(*range(self.stages))
+        block = self._block
+        rows = np.flatnonzero((block["status"] == Status.RUNNING) & (block["steps"] > 0))
+        records = np.zeros(len(rows), RECORD_DTYPE)
+        for record, row in zip(records, rows.tolist(), strict=True):
+            write_record(block, row, record, valid=True)
+        return [read_record(self.numbers[r], each) for r, each in zip(rows, records, strict=True)]
 
     def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
         """Replace the list of episodes; :meth:`reset` starts to walk it.

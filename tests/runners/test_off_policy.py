@@ -235,6 +235,7 @@ def test_a_run_is_evaluated_in_another_environment(
             ["model.type", "no Q functions", "nearest: squashed_mlp"],
         ),
         (["replay.capacity=100"], ["replay.capacity", "128 transitions", "nearest: 128"]),
+        (["env.train.auto_reset=false"], ["env.train.auto_reset", "wait", "nearest: true"]),
         (["replay.start_steps=1024"], ["replay.start_steps", "nearest: 896"]),
         (["replay.capcity=9"], ["replay.capcity", "did you mean `capacity`?"]),
         (["algorithm.update_to_data=0"], ["algorithm.update_to_data", "must be > 0"]),

@@ -125,6 +125,13 @@ class OffPolicyConfig(ActingConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from super().problems()
+        if not self.auto_reset:
+            yield illegal(
+                f"{next(iter(self.env.sections))}.auto_reset",
+                "lets an environment that has finished wait for the end of the rollout, by whose "
+                "steps random actions and updates are counted",
+                hint="nearest: true",
+            )
         if self.replay.capacity < self.samples:
             yield illegal(
                 "replay.capacity",

@@ -31,11 +31,12 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class EpisodeCounts(Counts):
-    """What an embodied run counts; whether the last evaluation reached the rate that is enough, and
-    which it reached."""
+    """What an embodied run counts; whether an episode of it ever reported a failure; whether the
+    last evaluation reached the rate that is enough, and which it reached."""
 
     env_steps: int = 0
     episodes: int = 0
+    failed: bool = False
     solved: bool = False
     score: float = math.nan
 
@@ -107,7 +108,9 @@ class Acting(PlayingTask[ActingT]):
         faults = sum((r.faults + r.section_faults for r in rollouts), Counter[str]())
         self._tell_of_faults(rollouts)
         metrics.update(self.counts.add_faults(faults, "env"))
-        fields = ("success_once", "success_at_end", "episode_return", "episode_len", "reward")
+        self.counts.failed |= any(episode.fail_once for episode in episodes)
+        fields = ["success_once", "success_at_end", "episode_return", "episode_len", "reward"]
+        fields += ["fail_once"] if self.counts.failed else []  # most simulators report none
         for field in fields if episodes else ():
             name = "return" if field == "episode_return" else field
             metrics[f"env/{name}"] = float(np.mean([getattr(e, field) for e in episodes]))

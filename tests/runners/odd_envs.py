@@ -97,8 +97,9 @@ class Told(Unseen):
 
 
 class Strolls(gymnasium.Env):
-    """It succeeds once what was done adds up to a goal: episodes end at different times. The n-th
-    episode of a process fails on the way, where n is given."""
+    """It succeeds once what was done adds up to a goal: episodes end at different times. Far to the
+    other side it has failed, and goes on. The n-th episode of a process raises on the way, where n
+    is given."""
 
     begun = 0
 
@@ -120,7 +121,8 @@ class Strolls(gymnasium.Env):
             raise RuntimeError("it stumbled")
         self._place += float(action[0])
         there = self._place > self._goal
-        return self._seen(), float(there), there, False, {"success": there}
+        told = {"success": there, "fail": self._place < -2.0}
+        return self._seen(), float(there), there, False, told
 
     def _seen(self):
         return np.array([self._place, self._goal], np.float32)

@@ -58,6 +58,14 @@ def test_success_is_counted_among_all_and_not_among_those_that_end_early(run: Pa
     assert any(0 < line["env/success_once"] < 1 for line in lines)
 
 
+def test_failures_are_told_once_there_was_one(run: Path) -> None:
+    found = [line.get("env/fail_once") for line in metrics(run)]
+    told = [share for share in found if share is not None]
+    assert told
+    assert found[-len(told) :] == told, "none is left out after the first"
+    assert 0 < told[0] <= 1
+
+
 def test_so_it_is_where_a_rollout_cuts_episodes(tmp_path: Path) -> None:
     given = [
         STROLLS, "env.train.max_episode_steps=32", "env.train.auto_reset=false", "rollout.steps=8",

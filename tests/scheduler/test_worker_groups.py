@@ -41,6 +41,7 @@ from tests.scheduler.workers import (
     Named,
     Namesake,
     Oddity,
+    Queuer,
     Sentence,
     WithoutBase,
 )
@@ -350,6 +351,21 @@ def test_what_a_closed_worker_held_goes(launch, runtime):
     thread.join(30)
     gc.collect()
     assert gone() is None
+
+
+def test_what_a_closed_group_returned_is_kept_while_somebody_may_take_it(launch, monkeypatch):
+    failed, discarded = require_process().failed_calls, []
+    monkeypatch.setattr(failed, "_discard", discarded.append)
+    group = launch(Queuer, 1, "giver")
+    held, let_go = group.give_large(30_000), group.give_large(30_000)
+    while not (held.done() and let_go.done()):
+        time.sleep(0.01)
+    group._close()
+    assert discarded == []
+    assert held.wait()[0].numel() == 30_000
+    del let_go
+    assert len(discarded) == 1
+    assert "giver:0" not in {call.worker for call in failed._all()}
 
 
 def test_durations(shared):

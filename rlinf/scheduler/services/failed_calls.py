@@ -91,13 +91,13 @@ class FailedCalls:
                 self._calls[future].heard = True
 
     def forget_workers(self, workers: set[str]) -> None:
-        """A group is closed, and with it its calls are done with; a failure is logged."""
+        """A group is closed, and with it its calls are done with; a failure is logged. What others
+        returned is there as long as somebody may take it."""
         for call in self._all():
             if call.worker in workers:
                 _tell(call)
-                self.forget(call.future)
-                if call.future.done() and call.future.exception() is None and not call.failed:
-                    self._discard(call.future.result().payload)
+                if not call.future.done() or call.failed:
+                    self.forget(call.future)
 
     def tell_unheard(self) -> None:
         """Log what failed and nobody has heard of, before the cluster ends."""

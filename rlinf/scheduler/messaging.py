@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from operator import index
+from functools import reduce
+from operator import index, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from rlinf.scheduler.accelerators import AcceleratorType, CollectiveGroupOptions
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, SchedulerValueError
 from rlinf.scheduler.process import AsyncWork, Process, finished_work, require_process
-from rlinf.scheduler.services.mailbox import PAIR
+from rlinf.scheduler.services.mailbox import PAIR, Stream
 from rlinf.scheduler.services.network import joined, slow_network, wire_bytes
 from rlinf.scheduler.services.tracer import Tracer
 from rlinf.scheduler.transport.endpoint import Reply
-from rlinf.scheduler.transport.payload import LARGE_BYTES
+from rlinf.scheduler.transport.payload import LARGE_BYTES, Payload
 
 if TYPE_CHECKING:
     import torch
@@ -32,8 +33,8 @@ class Messaging:
     """Point-to-point messages and broadcasts of a worker.
 
     Messages of a pair arrive in the order in which they were sent. A send does not wait for the
-    receiver, up to a bound on large data in flight. Sends and receives of one worker must come
-    from one thread.
+    receiver, nor a broadcast for its receivers, up to a bound on large data in flight. Sends and
+    receives of one worker must come from one thread.
     """
 
     _worker_address: WorkerAddress
@@ -42,7 +43,7 @@ class Messaging:
     def __init__(self) -> None:
         self.__peer_infos: dict[str, WorkerInfo] = {}
         self.__heard: set[str] = set()
-        self.__in_flight: dict[str, deque[tuple[int, Future[Reply]]]] = {}
+        self.__in_flight: dict[Hashable, deque[tuple[int, Future[Reply]]]] = {}
 
     def send(  # noqa: PLR0917 - the published signature
         self,
@@ -189,25 +190,41 @@ class Messaging:
             near = [process.endpoint.shares_memory(host) for host in hosts]
             shared = process.encode(value, sum(near)) if any(near) else None
             copied = None if all(near) else process.encode(value, inline=True)
+            payloads = [shared if is_near else copied for is_near in near]
+            sizes = [payload.nbytes for payload in payloads if payload is not None]
 
-            def deliver() -> None:
-                position = 0
-                for receiver, host, is_near in zip(receivers, hosts, near, strict=True):
-                    payload, place = (shared, (position, sum(near))) if is_near else (copied, ())
+            def deliver() -> list[Future[Reply] | None]:
+                received, position = [], 0
+                for receiver, host, payload, is_near in zip(
+                    receivers, hosts, payloads, near, strict=True
+                ):
                     assert payload is not None
-                    process.endpoint.tell(
-                        host, "mail.deliver", (receiver, own, stream), place, False,
-                        payloads=[payload],
-                    )  # fmt: skip
+                    place = (position, sum(near)) if is_near else ()
+                    to = (receiver, own, stream)
+                    received.append(_deliver(process, host, to, place, payload, payload.nbytes))
                     position += is_near
+                return received
 
             slow = slow_network(process, own, *receivers)
+            crossing: list[Future[Any]] = []
+            received: list[Future[Any] | None]
             if slow is None:
-                deliver()
-                return finished_work(value, "a broadcast") if async_op else value
-            arrived = slow.cross(own, receivers, wire_bytes(value), deliver)
-            work = AsyncWork(arrived, "a broadcast to arrive", lambda _: value)
-            return work if async_op else work.wait()
+                received = deliver()
+            else:
+                arrived = slow.cross(own, receivers, wire_bytes(value), deliver)
+                received = [joined(arrived, itemgetter(place)) for place in range(len(receivers))]
+                crossing = [arrived]
+            earlier = [
+                before
+                for receiver, size, future in zip(receivers, sizes, received, strict=True)
+                if future is not None and size >= LARGE_BYTES
+                if (before := self.__bound((receiver, stream), size, future)) is not None
+            ]
+        if not (earlier or crossing):
+            return finished_work(value, "a broadcast") if async_op else value
+        what = f"{receivers} to receive earlier broadcasts" if earlier else "a broadcast to arrive"
+        work = AsyncWork(reduce(_then, [*earlier, *crossing]), what, lambda _: value)
+        return work if async_op else work.wait()
 
     def __send(
         self,
@@ -230,11 +247,7 @@ class Messaging:
             nbytes = payload.nbytes + (pair.nbytes if pair is not None else 0)
 
             def deliver() -> Future[Reply] | None:
-                message, endpoint = ("mail.deliver", stream, head), process.endpoint
-                if nbytes < LARGE_BYTES:
-                    endpoint.tell(host, *message, False, payloads=[payload])
-                    return None
-                return endpoint.request(host, *message, True, payloads=[payload])
+                return _deliver(process, host, stream, head, payload, nbytes)
 
             arrived: Future[Any] | None = None
             if slow is None:
@@ -258,9 +271,9 @@ class Messaging:
             process.wait(earlier, what)
         return None
 
-    def __bound(self, peer: str, nbytes: int, received: Future[Reply]) -> Future[Any] | None:
-        """What to wait for so that data in flight stay bounded."""
-        window = self.__in_flight.setdefault(peer, deque())
+    def __bound(self, to: Hashable, nbytes: int, received: Future[Reply]) -> Future[Any] | None:
+        """What to wait for so that data in flight to a receiver, in one order, stay bounded."""
+        window = self.__in_flight.setdefault(to, deque())
         window.append((nbytes, received))
         while window and window[0][1].done():  # received, or its receiver died, perhaps to return
             window.popleft()
@@ -317,6 +330,21 @@ class Messaging:
 
 def _nothing(_: object) -> None:
     """Result of a send."""
+
+
+def _deliver(  # noqa: PLR0917 - private
+    process: Process, host: str, stream: Stream, head: Any, payload: Payload, nbytes: int
+) -> Future[Reply] | None:
+    """Bring a message to the mailbox of its receiver; of a large one, done when it is received."""
+    if nbytes < LARGE_BYTES:
+        process.endpoint.tell(host, "mail.deliver", stream, head, False, payloads=[payload])
+        return None
+    return process.endpoint.request(host, "mail.deliver", stream, head, True, payloads=[payload])
+
+
+def _then(first: Future[Any], second: Future[Any]) -> Future[Any]:
+    """Done when both are; fails as the one that fails."""
+    return joined(first, lambda _: second)
 
 
 def _resolve(process: Process, peer: str) -> str:

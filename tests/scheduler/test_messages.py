@@ -185,6 +185,13 @@ def test_receivers_of_a_broadcast_do_not_share_memory(shared, runtime):
     assert group.broadcast_and_change([(NAME, [0, 1, 2])]).wait() == [0.0, 1.0, 2.0]
 
 
+def test_broadcasts_that_are_not_received_are_bounded(shared):
+    group, groups = shared(Talker), [(NAME, 0), (NAME, 1)]
+    sending = group.execute_on(0).broadcast_ahead(5, groups)
+    assert group.execute_on(1).receive_late(5, groups).wait() == [[0, 1, 2, 3, 4]]
+    assert sending.wait() == [([True, True, False, False, False], [0, 1, 2, 3, 4])]
+
+
 @pytest.mark.parametrize("far", [[1], [2], [1, 2]])
 def test_a_broadcast_to_other_nodes_gives_its_memory_back(shared, runtime, far):
     if runtime == "local":

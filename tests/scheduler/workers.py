@@ -386,6 +386,31 @@ class Talker(Member):
             received += self._rank
         return float(received.mean())
 
+    def broadcast_ahead(self, count: int, groups: list[Any]) -> tuple[list[bool], list[int]]:
+        """Which broadcasts are done before a receiver asks for one, as if each were of 100 MiB, and
+        what they give once they are."""
+        process = require_process()
+        encode = process.encode
+
+        def encode_as_large(*arguments: Any, **options: Any) -> Any:
+            payload = encode(*arguments, **options)
+            payload.nbytes = 100 << 20
+            return payload
+
+        process.encode = encode_as_large  # type: ignore[method-assign]
+        try:
+            works = [self.broadcast(each, groups, async_op=True) for each in range(count)]
+        finally:
+            del process.encode  # type: ignore[misc]
+        done = [work.done() for work in works]
+        self.send("all are out", *groups[-1])
+        return done, [work.wait() for work in works]
+
+    def receive_late(self, count: int, groups: list[Any]) -> list[int]:
+        """What was broadcast, taken once all of it is out."""
+        self.recv(*groups[0])
+        return [self.broadcast(groups=groups) for _ in range(count)]
+
     def chained(self, group: str, rank: int) -> Any:
         work = self.recv(group, rank, async_op=True)
         return work.then(lambda value: value * 2, 21).wait(), work.wait()

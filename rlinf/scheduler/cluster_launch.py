@@ -27,6 +27,7 @@ from rlinf.scheduler.runtime.launch import (
     Launch,
     Membership,
     merge_path_variables,
+    program_has_torch,
     program_paths,
     worker_environment,
 )
@@ -66,8 +67,9 @@ def start_group(
     infos = [_worker_info(cluster, name, p, len(placements)) for p in placements]
     master = _master(cluster, infos[0])
     log_directory = cluster.distributed_log_dir if log else None
+    torch = program_has_torch(worker_class)
     launches = [
-        _launch(cluster, incarnation, placement, info, master, catch_failure, log_directory)
+        _launch(cluster, incarnation, placement, info, master, catch_failure, log_directory, torch)
         for placement, info in zip(placements, infos, strict=True)
     ]
     record = GroupRecord(
@@ -169,6 +171,7 @@ def _launch(  # noqa: PLR0917 - private
     master: tuple[str, int],
     catch_failure: bool | None,
     log_directory: str | None,
+    imports_torch: bool,
 ) -> Launch:
     node = cluster.get_node_info(placement.cluster_node_rank)
     group = cluster.get_node_group(placement.node_group_label)
@@ -209,6 +212,7 @@ def _launch(  # noqa: PLR0917 - private
         configured=tuple(variables),
         import_paths=tuple(sys.path),
         late_paths=program_paths()[1],
+        imports_torch=imports_torch,
     )
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import gc
+import importlib
 import os
 import signal
 import subprocess
@@ -449,6 +450,14 @@ def test_a_worker_without_tensors_starts_without_torch(launch, runtime):
     group = launch(Basic, 1, "light")
     assert group.has_imported("rlinf.scheduler").wait() == [True]
     assert group.has_imported("torch").wait() == [False]
+
+
+def test_a_worker_of_the_main_program_has_torch_where_that_has(launch):
+    class OfMain(Basic):
+        __module__ = "__main__"
+
+    importlib.import_module("torch")
+    assert launch(OfMain, 1, "of main").has_imported("torch").wait() == [True]
 
 
 CHILD = """

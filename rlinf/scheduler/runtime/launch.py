@@ -61,6 +61,7 @@ class Launch:
     slow_links: bool = False  # whether a network with such links is imagined
     import_paths: tuple[str, ...] = ()  # the driver's
     late_paths: tuple[str, ...] = ()  # those of them that stand behind its interpreter's folders
+    imports_torch: bool = False  # before it is built, where it is a process
 
     @property
     def name(self) -> str:
@@ -93,6 +94,15 @@ def order_paths(launch: Launch) -> None:
     sys.path[:] = [path for path in sys.path if path not in launch.late_paths]
     wanted = dict.fromkeys((*launch.import_paths, *launch.late_paths))
     sys.path.extend(path for path in wanted if path not in sys.path)
+
+
+def program_has_torch(worker_class: type) -> bool:
+    """Whether a worker is of the main program, and that has imported torch.
+
+    A class of any other module brings what that imports to its process; one of the main program
+    travels by value, and would import torch with its first tensor, while somebody waits for that.
+    """
+    return worker_class.__module__ == "__main__" and "torch" in sys.modules
 
 
 def worker_environment(

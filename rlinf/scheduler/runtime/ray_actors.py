@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import cache, cached_property
 from typing import Any
 
@@ -249,6 +251,9 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     if launch.log_directory is not None:
         copy_output(launch)
         launch = dataclasses.replace(launch, log_directory=None)  # all that it logs is in there
+    if launch.imports_torch:
+        with suppress(ImportError, OSError):  # of a node without it nobody expects tensors
+            importlib.import_module("torch")
     process = enter_cluster(launch.membership)
     show_log()
     self._rlinf_start_error = None

@@ -24,6 +24,7 @@ from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
 from rlinf.scheduler.services.mailbox import MailboxService
 from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.silent_workers import SilentWorkers
+from rlinf.scheduler.transport.copies import private_copy
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
 
@@ -45,7 +46,7 @@ class Process:
     runtime: Literal["local", "ray"]
     endpoint: Endpoint  # mailbox of this process
     codec: Codec | None
-    """Encodes what leaves this process; None on the local runtime, which passes references."""
+    """Encodes what leaves this process; None on the local runtime, which nothing leaves."""
     driver: str  # endpoint address of the driver
     node_rank: int  # of this process
     deadline_seconds: float  # how long a wait may take
@@ -72,23 +73,25 @@ class Process:
         *,
         reader_node: int | None = None,
         inline: bool = False,
+        shared: bool = False,
         pair: PairTransfer | None = None,
     ) -> Payload:
-        """Make a value ready to travel, as `Codec.encode` does.
+        """Make a value ready to travel, as `Codec.encode` does; on the local runtime, copy it as
+        `private_copy` does, unless it is ``shared``: nobody changes it from now on.
 
         Shared memory never leaves its node: ``reader_node`` is that of those who read the frames as
         they are. An endpoint that carries them re-encodes for a peer elsewhere, so it is None; that
         is for one, and what several elsewhere read is ``inline`` from the beginning.
         """
         if self.codec is None:
-            return Payload(reference=value)
+            return Payload(reference=value if shared else private_copy(value))
         inline = inline or reader_node not in (None, self.node_rank)
         return self.codec.encode(value, receivers=receivers, inline=inline, pair=pair)
 
     def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:
         """The value that travelled."""
         if self.codec is None:
-            return payload.reference
+            return payload.reference if receivers == 1 else private_copy(payload.reference)
         return self.codec.decode(payload, receiver=receiver, receivers=receivers)
 
     def discard(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> None:

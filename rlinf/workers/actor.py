@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,6 +31,13 @@ from rlinf.workers.training_ranks import WeightSendingWorker
 
 _OF_DEMONSTRATIONS = 2
 """Last word of their noise: other numbers than a rollout, 0, and what a trainer asks for, 1."""
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """Of one rank or of all. Nobody changes it: on the local runtime it is passed as it is."""
+
+    values: torch.Tensor
 
 
 class ActorWorker(WeightSendingWorker):
@@ -126,10 +134,10 @@ class ActorWorker(WeightSendingWorker):
         """Sum over the ranks in rank order: gathered and summed on rank 0, then broadcast."""
         everyone = [(self._group_name, list(range(self._world_size)))]
         if self._rank > 0:
-            self.send(part, self._group_name, 0)
-            total: torch.Tensor = self.broadcast(None, groups=everyone)
-            return total
-        parts = [part, *(self.recv(self._group_name, r) for r in range(1, self._world_size))]
-        total = sum_ranks(parts)
-        self.broadcast(total, groups=everyone)
+            self.send(_Sum(part), self._group_name, 0)
+            everything: _Sum = self.broadcast(None, groups=everyone)
+            return everything.values
+        others = [self.recv(self._group_name, rank) for rank in range(1, self._world_size)]
+        total = sum_ranks([part, *(other.values for other in others)])
+        self.broadcast(_Sum(total), groups=everyone)
         return total

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.scheduler import Channel
 from rlinf.scheduler.errors import WorkerDiedError
 from rlinf.scheduler.messaging import Messaging
 from rlinf.scheduler.services import registry
@@ -178,11 +179,18 @@ def test_broadcast_over_two_groups(shared, async_op):
     assert [call.wait() for call in calls] == [["yes", "yes"], ["yes"]]
 
 
-def test_receivers_of_a_broadcast_do_not_share_memory(shared, runtime):
-    if runtime == "local":
-        pytest.skip("references are passed in one process")
+def test_receivers_of_a_broadcast_do_not_share_memory(shared):
     group = shared(Talker)
     assert group.broadcast_and_change([(NAME, [0, 1, 2])]).wait() == [0.0, 1.0, 2.0]
+
+
+@pytest.mark.parametrize("way", ["send", "send_tensor", "broadcast", "channel"])
+def test_what_was_sent_may_be_changed(shared, way):
+    group, channel = shared(Talker), Channel.create(f"changed by {way}")
+    group.execute_on(0).send_one_buffer(way, NAME, 1, channel).wait()
+    received = group.execute_on(1).receive_buffers(way, NAME, 0, channel).wait()
+    assert received == [[[0.0, 0.0], [1.0, 1.0], [2.0, 2.0]]]
+    channel.close()
 
 
 def test_broadcasts_that_are_not_received_are_bounded(shared):

@@ -37,6 +37,7 @@ from tests.scheduler.workers import (
     Basic,
     Clash,
     Concurrent,
+    Counting,
     FailingStart,
     Late,
     Named,
@@ -336,6 +337,14 @@ def test_the_most_calls_at_a_time_may_be_any_number(launch):
         [(0, number)] for number in range(9)
     ]
     assert launch(Basic, 1, "usual", max_concurrency=0).add(1).wait() == [(0, 1)]
+
+
+def test_each_worker_has_arguments_of_its_own(launch):
+    config, ranks = {"seed": 0}, []
+    group = launch(Counting, 3, "counting", config)
+    assert group.own_seed().wait() == [1, 2, 3]
+    assert group.append_rank(ranks).wait() == [[0], [1], [2]]
+    assert (config, ranks) == ({"seed": 0}, [])
 
 
 def test_what_a_closed_worker_held_goes(launch, runtime):

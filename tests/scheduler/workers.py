@@ -219,6 +219,20 @@ class Basic(Impatient):
     def _hidden(self) -> None: ...
 
 
+class Counting(Worker):
+    def __init__(self, config: dict[str, int]) -> None:
+        super().__init__()
+        config["seed"] += self._rank + 1
+        self.seed = config["seed"]
+
+    def own_seed(self) -> int:
+        return self.seed
+
+    def append_rank(self, ranks: list[int]) -> list[int]:
+        ranks.append(self._rank)
+        return ranks
+
+
 class FailingStart(Worker):
     def __init__(self) -> None:
         super().__init__()
@@ -385,6 +399,38 @@ class Talker(Member):
         if self._rank > 0:
             received += self._rank
         return float(received.mean())
+
+    def send_one_buffer(self, way: str, group: str, rank: int, channel: Channel) -> None:
+        import torch
+
+        buffer = torch.zeros(2)
+        for value in range(3):
+            buffer.fill_(value)
+            if way == "send":
+                self.send(buffer, group, rank)
+            elif way == "send_tensor":
+                self.send_tensor(buffer, group, rank)
+            elif way == "broadcast":
+                self.broadcast(buffer, groups=[(group, self._rank), (group, rank)])
+            else:
+                channel.put(buffer)
+
+    def receive_buffers(self, way: str, group: str, rank: int, channel: Channel) -> list[Any]:
+        import torch
+
+        received = []
+        for _ in range(3):
+            tensor = torch.empty(2)
+            if way == "send":
+                tensor = self.recv(group, rank)
+            elif way == "send_tensor":
+                self.recv_tensor(tensor, group, rank)
+            elif way == "broadcast":
+                tensor = self.broadcast(groups=[(group, rank), (group, self._rank)])
+            else:
+                tensor = channel.get()
+            received.append(tensor.tolist())
+        return received
 
     def broadcast_ahead(self, count: int, groups: list[Any]) -> tuple[list[bool], list[int]]:
         """Which broadcasts are done before a receiver asks for one, as if each were of 100 MiB, and

@@ -185,7 +185,8 @@ class Channel:
     def post(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
         """Add an item to a channel without maximal size, asking for no answer.
 
-        For streams that end in a way of their own: a channel that was closed swallows the item.
+        For streams that end in a way of their own: a channel that was closed swallows the item, and
+        on the local runtime the item itself is passed, which nobody changes any more.
 
         Raises:
             SchedulerUsageError: The channel has a maximal size.
@@ -196,7 +197,7 @@ class Channel:
                 f"channel '{self.name}' holds at most {self.maxsize} items: use put, which waits"
             )
         weight = _weight(weight)
-        payload = self._encode(item, key)
+        payload = self._encode(item, key, shared=True)
         endpoint, host = self._reach(key)
 
         def put() -> None:
@@ -276,10 +277,12 @@ class Channel:
             )
         return _rebuild, (self._record, self._at_worker)
 
-    def _encode(self, item: Any, key: Hashable) -> Payload:
+    def _encode(self, item: Any, key: Hashable, *, shared: bool = False) -> Payload:
         process = require_process()
         own = self._at_worker and self._host(key) == process.endpoint.address
-        return Payload(reference=item) if self.is_local or own else process.encode(item)
+        if self.is_local or own:
+            return Payload(reference=item)
+        return process.encode(item, shared=shared)
 
     def _host(self, key: Hashable) -> str:
         try:

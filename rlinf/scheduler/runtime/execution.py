@@ -106,7 +106,7 @@ async def run_async_method(
 def _returned(result: Any, caller_node: int | None, begin: float) -> Outcome:
     process = require_process()
     process.settle_puts()
-    payload = process.encode(result, reader_node=caller_node)
+    payload = process.encode(result, reader_node=caller_node, shared=True)
     return Outcome(payload, False, time.perf_counter() - begin)
 
 
@@ -126,7 +126,8 @@ def failed_outcome(
         return Outcome(Payload(), True, 0.0)
     for carried in (error, _WithoutInit(error), None):  # with None the text has to do
         try:
-            payload = process.encode(_Failure(carried, summary, text), reader_node=caller_node)
+            failure = _Failure(carried, summary, text)
+            payload = process.encode(failure, reader_node=caller_node, shared=True)
             if process.codec is not None:
                 process.codec.decode(payload, peek=True)  # not all that pickles can be rebuilt
             break

@@ -1,4 +1,4 @@
-"""The local runtime: every worker is a thread of this process, and messages are references."""
+"""The local runtime: every worker is a thread of this process, and messages are copies in it."""
 
 from __future__ import annotations
 
@@ -77,6 +77,7 @@ class LocalRuntime(Runtime):
         self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
     ) -> WorkerHandle:
         """Start one worker thread."""
+        arguments = self.process.decode(self.process.encode(arguments))  # each rank its own
         worker = LocalWorker(self.process, launch, worker_class, arguments, max_concurrency)
         self._workers[launch.name] = worker
         return worker
@@ -163,7 +164,7 @@ class LocalWorker(WorkerHandle):
             except Exception as error:  # noqa: BLE001 - raised where the future is asked
                 result.set_exception(error)
 
-        self.call(method, Payload(reference=(args, kwargs))).add_done_callback(finish)
+        self.call(method, self._process.encode((args, kwargs))).add_done_callback(finish)
         return result
 
     def kill(self) -> None:

@@ -98,7 +98,7 @@ class Codec:
                 head = _dump(_by_value_pickler(), value, state)
         except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
             state.release()
-            raise _not_picklable(error) from error
+            raise not_sendable(error) from error
         except BaseException:
             state.release()
             raise
@@ -129,11 +129,12 @@ class Codec:
         return self.encode(self.decode(payload), inline=True) if payload.uses_blocks else payload
 
 
-def _not_picklable(error: Exception) -> SchedulerTypeError:
+def not_sendable(error: Exception) -> SchedulerTypeError:
+    """What to raise where a value was too deep, or could not be pickled."""
     # cloudpickle makes another error of a recursion that is too deep.
     if isinstance(error, RecursionError) or isinstance(error.__cause__, RecursionError):
         return SchedulerTypeError(
-            "what another process is given is nested too deeply to be sent: lists and mappings may "
+            "what another worker is given is nested too deeply to be sent: lists and mappings may "
             f"lie at most about {sys.getrecursionlimit() // 2} deep in each other, and other "
             "objects less. Give a list of its parts, which refer to each other by number."
         )

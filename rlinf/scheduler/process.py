@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections import deque
@@ -203,6 +204,36 @@ class Process:
         )
 
 
+class _Abandoned:
+    """Operations whose handle is gone, to be taken back.
+
+    Not where it goes: that may be anywhere, under any lock. A thread does it, or whoever here is
+    the first to use a channel again, whose item would be lost.
+    """
+
+    def __init__(self) -> None:
+        self._operations: deque[Callable[[], object]] = deque()
+        self._lock = threading.Lock()
+
+    def add(self, take_back: Callable[[], object]) -> None:
+        """Take an operation back soon."""
+        self._operations.append(take_back)
+        threading.Thread(target=self.take_back, name="rlinf-abandoned", daemon=True).start()
+
+    def take_back(self) -> None:
+        """Take back all of them; they are when this returns."""
+        if not self._operations:
+            return
+        with self._lock:
+            while self._operations:
+                with suppress(SchedulerError):  # the cluster or the channel is gone
+                    self._operations[0]()
+                self._operations.popleft()
+
+
+abandoned = _Abandoned()
+
+
 class AsyncWork:
     """An operation that was started with ``async_op=True``.
 
@@ -210,8 +241,8 @@ class AsyncWork:
         future: Done when the operation is.
         what: What a waiter waits for, in words.
         finish: Turns what the future holds into the result, on the thread that waits.
-        abandon: Called when a deadline passes, so that what comes later is not lost to a handle
-            that nobody waits for.
+        abandon: Called when a deadline passes, or nobody has the handle any more, so that what
+            comes later is not lost to a handle that nobody waits for. It must not wait itself.
     """
 
     def __init__(
@@ -228,6 +259,11 @@ class AsyncWork:
         self._lock = threading.Lock()
         self._finished = False
         self._result: Any = None
+
+    def __del__(self) -> None:
+        """Take back what the operation asked for, where its result can reach nobody any more."""
+        if not sys.is_finalizing() and self._abandon is not None and not self._future.done():
+            abandoned.add(self._abandon)
 
     def wait(self) -> Any:
         """Block until done and return the result; again returns the same result."""

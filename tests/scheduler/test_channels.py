@@ -385,6 +385,20 @@ def test_keys_that_nothing_is_in_are_forgotten(channel):
     assert queue.get("kept") == "kept"
 
 
+def test_an_item_is_not_lost_to_a_wait_that_was_cancelled(launch, channel):
+    group = launch(Concurrent, 1, "impatient")
+    got = group.give_up(channel()).wait(timeout=30)
+    assert got == [["to the next", "to the one kept"]]
+
+
+def test_an_item_is_not_lost_to_a_handle_that_is_gone(channel):
+    queue = channel()
+    for _ in range(2):
+        queue.get(async_op=True)
+    queue.put("kept")
+    assert queue.qsize() == 1
+
+
 def test_shared_memory_of_what_nobody_takes_is_given_back(launch, channel, runtime):
     if runtime == "local":
         pytest.skip("references are passed in one process")

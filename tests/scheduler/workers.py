@@ -276,6 +276,19 @@ class Concurrent(Worker):
     async def get(self, channel: Channel) -> Any:
         return await channel.get(async_op=True).async_wait()
 
+    async def give_up(self, channel: Channel) -> list[Any]:
+        """What comes after a wait that was cancelled: once its handle is gone, and where it is
+        kept."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(channel.get(async_op=True).async_wait(), 0.05)
+        channel.put("to the next")
+        got = [await self.get(channel)]
+        kept = channel.get(async_op=True)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(kept.async_wait(), 0.05)
+        channel.put("to the one kept")
+        return [*got, await kept.async_wait()]
+
 
 class Member(Impatient):
     def process_id(self) -> int:
@@ -506,7 +519,7 @@ class Queuer(Member):
         return [channel.get(key=key) for _ in range(count)]
 
     def want(self, channel: Channel) -> None:
-        channel.get(async_op=True)
+        self.wanted = channel.get(async_op=True)
 
     def nowait(self, channel: Channel, kind: str) -> Any:
         return channel.put_nowait(1) if kind == "put" else channel.get_nowait()

@@ -21,6 +21,7 @@ from rlinf.scheduler.errors import (
 from rlinf.scheduler.process import (
     AsyncWork,
     Process,
+    abandoned,
     current_worker,
     current_worker_name,
     require_process,
@@ -307,6 +308,7 @@ class Channel:
         if self._endpoint is not None:
             return self._endpoint, host
         process = require_process()
+        abandoned.take_back()
         process.settle_puts(host)
         return process.endpoint, host
 
@@ -393,7 +395,8 @@ class Channel:
         return reply
 
     def _withdraw(self, key: Hashable, ticket: Ticket) -> Future[Reply]:
-        return self._request("withdraw", key, ticket)
+        endpoint = self._endpoint or require_process().endpoint
+        return endpoint.request(self._host(key), "channel.withdraw", self.name, key, ticket)
 
     def _first(self, reply: Reply) -> Any:
         return require_process().decode(reply.payloads[0]) if reply.payloads else None

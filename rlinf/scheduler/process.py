@@ -469,6 +469,11 @@ def set_launching(launch: Any) -> None:
     _thread.launching = launch
 
 
+def waiting_launch() -> Any:
+    """The launch parameters that are left for this thread; None where there are none."""
+    return _thread.launching
+
+
 def take_launching() -> Any:
     """The launch parameters that were left for this thread, once."""
     launch, _thread.launching = _thread.launching, None

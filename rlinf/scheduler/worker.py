@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
-from typing import Any
+from typing import Any, Self
 
 from rlinf.scheduler.accelerators import AcceleratorType, AcceleratorUtil
 from rlinf.scheduler.address import WorkerAddress, WorkerInfo
@@ -19,7 +19,12 @@ from rlinf.scheduler.compat.worker_members import WorkerMembers
 from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError
 from rlinf.scheduler.hardware import HardwareInfo
 from rlinf.scheduler.messaging import Messaging
-from rlinf.scheduler.process import current_worker, require_process, take_launching
+from rlinf.scheduler.process import (
+    current_worker,
+    require_process,
+    take_launching,
+    waiting_launch,
+)
 from rlinf.scheduler.profiler import profiled_range
 from rlinf.scheduler.runtime.attach import adopt, child_launch
 from rlinf.scheduler.runtime.launch import Launch, register_extensions
@@ -143,6 +148,13 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
 
     logger = logger
 
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """A worker that knows already which one it is, before any line of its ``__init__``."""
+        worker = super().__new__(cls)
+        if (launch := waiting_launch()) is not None:
+            worker._rlinf_tell(launch)
+        return worker
+
     def __init__(
         self,
         parent_address: WorkerAddress | None = None,
@@ -152,6 +164,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         launch: Launch | None = take_launching()
         if launch is None and parent_address is not None:
             launch = child_launch(parent_address, world_size or 1, rank or 0)
+            self._rlinf_tell(launch)
         if launch is None:
             raise SchedulerUsageError(
                 "You may have mistakenly initialized the Worker class directly without "
@@ -160,8 +173,12 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
             )
         WorkerTimers.__init__(self, launch.info.address.root_group_name)
         Messaging.__init__(self)
-        placement = launch.placement
         self._rlinf_launch = launch
+        adopt(self, launch)
+
+    def _rlinf_tell(self, launch: Launch) -> None:
+        """Tell a worker which one it is, and let what extends this process register."""
+        placement = launch.placement
         self._worker_info = launch.info
         self._worker_address = launch.info.address
         self._worker_name = launch.name
@@ -173,7 +190,6 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         self._node_local_rank = placement.local_rank
         self._node_local_world_size = placement.local_world_size
         self.global_accelerator_ids = list(launch.info.available_accelerators)
-        adopt(self, launch)
         register_extensions(again=False)
 
     @classmethod

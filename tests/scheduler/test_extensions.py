@@ -11,8 +11,8 @@ MODULE = "tests.scheduler.extension_module"
 
 class Extended(Worker):
     def __init__(self) -> None:
-        super().__init__()
         self.seen = self.registrations()
+        super().__init__()
 
     def registrations(self) -> int:
         from tests.scheduler.extension_module import registrations

@@ -38,6 +38,7 @@ from tests.scheduler.workers import (
     Clash,
     Concurrent,
     Counting,
+    Early,
     FailingStart,
     Late,
     Named,
@@ -337,6 +338,14 @@ def test_the_most_calls_at_a_time_may_be_any_number(launch):
         [(0, number)] for number in range(9)
     ]
     assert launch(Basic, 1, "usual", max_concurrency=0).add(1).wait() == [(0, 1)]
+
+
+def test_a_worker_knows_which_one_it_is_before_its_base_is_built(launch):
+    results = launch(Early, 2, "early").early().wait()
+    assert [early[:4] for early, _ in results] == [
+        [rank, 2, "early", f"early:{rank}"] for rank in range(2)
+    ]
+    assert all(early == later for early, later in results)
 
 
 def test_each_worker_has_arguments_of_its_own(launch):

@@ -233,6 +233,23 @@ class Counting(Worker):
         return ranks
 
 
+class Early(Worker):
+    """Looks at itself before the base class is built."""
+
+    def __init__(self) -> None:
+        self.seen = self.describe()
+        super().__init__()
+
+    def early(self) -> Any:
+        return self.seen, self.describe()
+
+    def describe(self) -> list[Any]:
+        node = (self._cluster_node_rank, self._node_local_rank, self._node_local_world_size)
+        devices = (self._local_accelerator_rank, self.global_accelerator_ids, self.has_accelerator)
+        own = (self._rank, self._world_size, self._group_name, self.get_name())
+        return [*own, self.worker_address, self.worker_info.rank, *node, *devices]
+
+
 class FailingStart(Worker):
     def __init__(self) -> None:
         super().__init__()

@@ -63,7 +63,7 @@ def has_async_methods(worker_class: type) -> bool:
 
 def check_built(worker: Any) -> None:
     """Raise if the class of a new worker left out what `Worker.__init__` does."""
-    if not hasattr(worker, "worker_address"):
+    if not hasattr(worker, "_rlinf_launch"):
         name = type(worker).__name__
         raise SchedulerUsageError(
             f"{name}.__init__ does not call super().__init__(), so {name} is no worker of its "

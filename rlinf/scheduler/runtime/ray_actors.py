@@ -260,6 +260,7 @@ def _build(self: Any, launch: Launch, arguments: bytes) -> None:
     try:
         args, kwargs = process.decode(from_wire(arguments)[0])
         set_launching(launch)
+        self._rlinf_tell(launch)  # Ray has made the object before it knew this
         self._rlinf_user_class.__init__(self, *args, **kwargs)
         check_built(self)
     except BaseException as error:  # noqa: BLE001 - every call of the worker raises it

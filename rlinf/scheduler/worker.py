@@ -143,7 +143,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         rank: Rank of this child.
 
     Raises:
-        SchedulerUsageError: Built without a launch.
+        SchedulerUsageError: Built without a launch, or launched, and given a parent.
     """
 
     logger = logger
@@ -162,7 +162,13 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
         rank: int | None = None,
     ) -> None:
         launch: Launch | None = take_launching()
-        if launch is None and parent_address is not None:
+        if launch is not None and parent_address is not None:
+            raise SchedulerUsageError(
+                f"worker '{launch.name}' was launched in a group, which names it, so it takes no "
+                f"parent_address (got '{parent_address.get_name()}'). Leave that out: only a "
+                "process that a worker started itself gives it."
+            )
+        if parent_address is not None:
             launch = child_launch(parent_address, world_size or 1, rank or 0)
             self._rlinf_tell(launch)
         if launch is None:

@@ -26,6 +26,7 @@ from rlinf.scheduler import (
     NodePlacementStrategy,
     PackedPlacementStrategy,
     Worker,
+    WorkerAddress,
 )
 from rlinf.scheduler.cluster_config import NodeGroupEnvConfig
 from rlinf.scheduler.errors import NameTakenError, WaitTimeout, WorkerCallError, WorkerDiedError
@@ -34,6 +35,7 @@ from rlinf.scheduler.process import require_process
 from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.worker import WorkerGroup
 from tests.scheduler.workers import (
+    Adopted,
     Basic,
     Clash,
     Concurrent,
@@ -346,6 +348,12 @@ def test_a_worker_knows_which_one_it_is_before_its_base_is_built(launch):
         [rank, 2, "early", f"early:{rank}"] for rank in range(2)
     ]
     assert all(early == later for early, later in results)
+
+
+def test_a_launched_worker_that_is_given_a_parent_is_refused(launch):
+    group = launch(Adopted, 1, "adopted", WorkerAddress("other", 0))
+    with pytest.raises(UserError, match=r"'adopted:0' was launched .* \(got 'other:0'\)"):
+        group.hello().wait()
 
 
 def test_each_worker_has_arguments_of_its_own(launch):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlinf.errors import MissingPackageError
-from rlinf.scheduler import Channel, Worker
+from rlinf.scheduler import Channel, Worker, WorkerAddress
 from rlinf.scheduler.process import current_worker, require_process
 from rlinf.scheduler.worker_group import WorkerGroup
 
@@ -248,6 +248,13 @@ class Early(Worker):
         devices = (self._local_accelerator_rank, self.global_accelerator_ids, self.has_accelerator)
         own = (self._rank, self._world_size, self._group_name, self.get_name())
         return [*own, self.worker_address, self.worker_info.rank, *node, *devices]
+
+
+class Adopted(Worker):
+    def __init__(self, parent: WorkerAddress) -> None:
+        super().__init__(parent_address=parent)
+
+    def hello(self) -> None: ...
 
 
 class FailingStart(Worker):

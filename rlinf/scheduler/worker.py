@@ -99,15 +99,21 @@ class WorkerTimers:
 class WorkerMeta(type):
     """Attributes of the class itself, readable on the driver and in workers."""
 
+    _rlinf_unseen: frozenset[str] = frozenset()
+    """Private coroutines of an actor's class that has no public ones."""
+
     def __dir__(cls) -> Iterator[str]:
         """Names, without those of this class: Ray reads all of an actor's class before it is built.
 
-        It would import torch into each worker and count the devices of its node, not its own.
+        It would import torch into each worker and count the devices of its node, not its own; and
+        of a class with any coroutine it would run all methods on an event loop, where none of them
+        may start one.
         """
         found_out = {
             name for name, value in vars(WorkerMeta).items() if isinstance(value, property)
         }
-        return (name for name in super().__dir__() if name not in found_out)
+        unseen = found_out | cls._rlinf_unseen
+        return (name for name in super().__dir__() if name not in unseen)
 
     @property
     def current_worker(cls) -> Worker | None:

@@ -43,6 +43,7 @@ from tests.scheduler.workers import (
     Early,
     FailingStart,
     Late,
+    Looping,
     Named,
     Namesake,
     Oddity,
@@ -332,6 +333,12 @@ def test_several_calls_at_a_time(launch):
     assert group.add(2).wait() == [(0, 2)]
     assert not long.done()
     long.wait()
+
+
+@pytest.mark.parametrize("most", [None, 2])
+def test_a_plain_method_may_run_a_private_coroutine(launch, most):
+    group = launch(Looping, 1, "looping", max_concurrency=most)
+    assert group.run_later().wait() == ["looping:0"]
 
 
 def test_the_most_calls_at_a_time_may_be_any_number(launch):

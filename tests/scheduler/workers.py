@@ -314,6 +314,17 @@ class Concurrent(Worker):
         return [*got, await kept.async_wait()]
 
 
+class Looping(Worker):
+    """Its only coroutine is private: a plain method runs it on a loop of its own."""
+
+    async def _later(self) -> str:
+        await asyncio.sleep(0)
+        return self.get_name()
+
+    def run_later(self) -> str:
+        return asyncio.run(self._later())
+
+
 class Member(Impatient):
     def process_id(self) -> int:
         return os.getpid()

@@ -57,8 +57,13 @@ class Outcome:
 
 def has_async_methods(worker_class: type) -> bool:
     """Whether any public method of a class is a coroutine function."""
+    return any(not name.startswith("_") for name in coroutines(worker_class))
+
+
+def coroutines(worker_class: type) -> frozenset[str]:
+    """Names of the methods of a class that are coroutine functions."""
     methods = inspect.getmembers(worker_class, inspect.iscoroutinefunction)
-    return any(not name.startswith("_") for name, _ in methods)
+    return frozenset(name for name, _ in methods)
 
 
 def check_built(worker: Any) -> None:

@@ -22,6 +22,7 @@ from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
     Outcome,
     check_built,
+    coroutines,
     failed_outcome,
     has_async_methods,
     run_async_method,
@@ -233,13 +234,15 @@ def from_wire(wire: bytes) -> tuple[Payload, list[Any]]:
 @cache
 def actor_class(worker_class: type) -> Any:
     """The Ray actor class of a worker class, a subclass: ``handle.method.remote()`` calls it."""
+    is_async = has_async_methods(worker_class)
     members = {
         "__init__": _build,
         "__module__": worker_class.__module__,
         "__qualname__": worker_class.__qualname__,
         "__doc__": worker_class.__doc__,
         "_rlinf_user_class": worker_class,
-        "_rlinf_invoke": _invoke_async if has_async_methods(worker_class) else _invoke,
+        "_rlinf_unseen": frozenset() if is_async else coroutines(worker_class),
+        "_rlinf_invoke": _invoke_async if is_async else _invoke,
     }
     return ray.remote(type(worker_class)(worker_class.__name__, (worker_class,), members))
 

@@ -124,6 +124,7 @@ def record(
                 f"--noise = {noise} is added to actions, and the environment takes one of "
                 f"{spec.action_high[0] - spec.action_low[0] + 1:.0f}; nearest: 0"
             )
+        _warn_of_wide_noise(noise, spec)
         return played_by(spec)
 
     failure: BaseException | None = None
@@ -158,6 +159,24 @@ def record(
                     len(found), episodes, free)  # fmt: skip
         raise failure
     return whole, free
+
+
+def _warn_of_wide_noise(noise: float, spec: EnvSpec) -> None:
+    """Say of which actions the noise, one number for all of their units, leaves little: where it is
+    more than half of what there is on either side of the middle, many that are executed are a
+    bound."""
+    limits = list(zip(spec.action_low, spec.action_high, strict=True))
+    wide = [number for number, (low, high) in enumerate(limits) if noise > (high - low) / 4]
+    if not wide:
+        return
+    narrowest = min(wide, key=lambda number: limits[number][1] - limits[number][0])
+    low, high = limits[narrowest]
+    log.warning(
+        "--noise %g is in the units of each action, and leaves little of action %d, which goes "
+        "from %g to %g%s; nearest: at most %.2g",
+        noise, narrowest, low, high,
+        f" (and of {len(wide) - 1} more)" if len(wide) > 1 else "", (high - low) / 4,
+    )  # fmt: skip
 
 
 def _places(out: Path) -> Iterator[Path]:

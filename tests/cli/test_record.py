@@ -179,6 +179,24 @@ def test_noise_on_discrete_actions_is_refused_before_any_is_played(tmp_path):
         )
 
 
+@pytest.mark.parametrize("noise", [0.02, 0.3, 0.6])
+def test_noise_that_leaves_little_of_an_action_is_said(tmp_path, caplog, noise):
+    words = ["env.train.options={id: 'tests.runners.odd_envs:Narrow-v0'}",
+             "env.train.max_episode_steps=2", "env.train.processes=1"]  # fmt: skip
+    _, _, config = read_config("embodied/pendulum_ppo", words)
+    acting = {"episodes": 1, "num_envs": 1, "noise": noise}
+    record.record(
+        config, tmp_path / "set", actor=lambda spec: lambda seen: np.zeros((1, 1, 2)), **acting
+    )
+    said = f"--noise {noise:g} is in the units of each action, and leaves little of action 0"
+    more = " (and of 1 more)" if noise == 0.6 else ""
+    assert caplog.messages == (
+        []
+        if noise == 0.02
+        else [f"{said}, which goes from -0.05 to 0.05{more}; nearest: at most 0.025"]
+    )
+
+
 def test_a_set_without_its_frames_is_not_whole(tmp_path, capsys):
     words = ["record", "quickstart", *SHORT, "--out", str(tmp_path / "set"), "--episodes", "1"]
     assert main(words) == 0

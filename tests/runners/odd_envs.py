@@ -61,6 +61,15 @@ class Breaks(Unseen):
         return super().step((action - np.float32(150.0)) / np.float32(50.0))
 
 
+class Narrow(Unseen):
+    """Its first action is narrow."""
+
+    def __init__(self, render_mode=None):
+        super().__init__(render_mode)
+        bound = np.array([0.05, 1.0], np.float32)
+        self.action_space = gymnasium.spaces.Box(-bound, bound)
+
+
 class Unmade(Unseen):
     """Needs what is not there."""
 
@@ -128,6 +137,6 @@ class Strolls(gymnasium.Env):
         return np.array([self._place, self._goal], np.float32)
 
 
-for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls):
+for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls, Narrow):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
 gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)

@@ -29,6 +29,8 @@ from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.checks import EnvSideFault, checked_flag
 from rlinf.errors import ConfigError, told
 
+INTERVENED = "intervene_action"
+"""Entry of ``info`` by which SERL and HIL-SERL tell the action of a person who took over."""
 MOST_CHOICES = 1024
 """Values of an action of whole numbers, each of which has a logit of its own."""
 
@@ -147,7 +149,7 @@ class GymnasiumEnv(SimulatorEnv):
         self.action_space = _flat_action_space(self._takes, options.id)
         self.action_start = _first_choices(self._takes)
         self._seen: set[str] = set()
-        self._return, self._acted, self._remarked = 0.0, False, False
+        self._return, self._acted, self._remarked, self._intervened = 0.0, False, False, False
         self.judged_at_end = options.success_return is not None
 
     @classmethod
@@ -214,6 +216,13 @@ class GymnasiumEnv(SimulatorEnv):
             raise
         if not isinstance(info, Mapping):
             raise EnvSideFault(FaultReason.MALFORMED, f"step returns {info} as info, no mapping")
+        if INTERVENED in info and not self._intervened:
+            self._intervened = True
+            self._remark_on(
+                f"{self._options.id} had `{INTERVENED}` in its info: interventions are not "
+                "supported yet, and what is recorded and learnt from beside what followed is the "
+                "action of the policy, not the one that was executed."
+            )
         if (key := self._options.success_key) is not None:
             self._seen.update(info)
             self._acted = True
@@ -239,10 +248,14 @@ class GymnasiumEnv(SimulatorEnv):
         if not self._remarked:
             self._remarked = True
             found = ", ".join(sorted(map(str, self._seen))) or "nothing"
-            self.remark = (
+            self._remark_on(
                 f"No step of an episode of {name} had `{key}` in its info, which has {found}: "
                 "unless it comes with success alone, options.success_key is to be another."
             )
+
+    def _remark_on(self, words: str) -> None:
+        """Add to what is to be told, which may be of the same episode."""
+        self.remark = f"{self.remark} {words}".lstrip()
 
     def render(self) -> Any:
         """Return a picture, uint8 [H, W, 3]."""

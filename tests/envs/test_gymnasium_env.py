@@ -10,6 +10,7 @@ from gymnasium import spaces
 from rlinf.envs.base import INSTRUCTION_SHAPE
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
+from rlinf.envs.recording import record_episodes
 from rlinf.envs.results import FaultReason
 from rlinf.envs.spec import EnvSpec, spec_of
 from rlinf.envs.supervised.checks import EnvSideFault, checked_reward, guarded
@@ -274,6 +275,20 @@ def test_a_key_of_success_unlike_all_others_is_remarked_on_once(caplog):
         for _ in range(4):
             vector.chunk_step(np.zeros((4, 3, 1), np.float32))
     assert caplog.text.count("of Pendulum-v1 had `solved` in its info, which has nothing") == 1
+
+
+def test_a_person_who_takes_over_is_remarked_on_once_even_in_the_only_episode(caplog):
+    config = EnvConfig(
+        type="gymnasium",
+        options={"id": "tests.runners.odd_envs:TakenOver-v0"},
+        max_episode_steps=2,
+        processes=1,
+    )
+    record_episodes(
+        config, lambda spec: lambda seen: np.ones((2, 1, 2)), [(0, 0), (1, 1)], num_envs=2
+    )
+    (said,) = caplog.messages
+    assert "had `intervene_action` in its info: interventions are not supported yet" in said
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,14 @@ class Narrow(Unseen):
         self.action_space = gymnasium.spaces.Box(-bound, bound)
 
 
+class TakenOver(Unseen):
+    """Somebody else acts in its place, and is told of."""
+
+    def step(self, action):
+        *rest, info = super().step(-action)
+        return *rest, {**info, "intervene_action": -action}
+
+
 class Unmade(Unseen):
     """Needs what is not there."""
 
@@ -137,6 +145,6 @@ class Strolls(gymnasium.Env):
         return np.array([self._place, self._goal], np.float32)
 
 
-for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls, Narrow):
+for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls, Narrow, TakenOver):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
 gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)

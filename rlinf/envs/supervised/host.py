@@ -246,6 +246,7 @@ class EnvHost:
 
     def _end_episode(self, row: int) -> bool:
         """Record the episode of ``row``; whether another one follows in it."""
+        self._tell_remark(row)
         self._episodes.record(row, valid=True)
         follows = self.rules.auto_reset or self.rules.episodes is not None
         if follows:
@@ -256,6 +257,13 @@ class EnvHost:
             self._observations.copy_row(self._finals, row)
             self._block["status"][row] = Status.ENDED
         return follows
+
+    def _tell_remark(self, row: int) -> None:
+        """Pass on what the env of ``row`` remarks: also of an episode that none follows."""
+        simulator = self._simulator(row)
+        if words := simulator.remark:
+            simulator.remark = ""
+            self._episodes.remark(words)
 
     def _begin_episode(self, row: int) -> None:
         """Reset the env of ``row`` into its next episode.
@@ -271,9 +279,7 @@ class EnvHost:
                 self._progress[1] += 1
                 seed = int(self._block["seed"][row])
                 observation, _ = answered(_RESET, self._envs[row].reset, seed=seed)
-                if words := self._envs[row].remark:
-                    self._envs[row].remark = ""
-                    self._episodes.remark(words)
+                self._tell_remark(row)
                 self._observations.write(self._with_task(observation, row), row)
                 self._episodes.began(row)
                 return

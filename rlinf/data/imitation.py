@@ -201,7 +201,7 @@ class SetOptions(StrictModel):
             if is_recorded(path):
                 found: Demonstrations | LeRobotSet = Demonstrations.load(path)
                 _warn_of_other_options(path, found.source, env)
-                texts = EnvSpec.from_json(found.source["spec"]).task_descriptions
+                texts = _texts(EnvSpec.from_json(found.source["spec"]))
                 columns, actions, rate = self._recorded(path, found, spec)
                 units = replace(spec, action_start=())
                 spans = [(each.first, each.length) for each in found.episodes]
@@ -274,12 +274,15 @@ class SetOptions(StrictModel):
         beside = refuse_other_recording(recorded, spec, key="path")
         _warn_of_unread(path, beside)
         columns = {name: each for name, each in found.observations.items() if name not in beside}
-        texts = recorded.task_descriptions
+        texts = _texts(recorded)
         if TASK_IDS not in columns and len(texts) == 1:
-            self._task(texts[0], spec)  # the set tells one task, which must be the environment's
-        if TASK_IDS in columns and texts != spec.task_descriptions:
+            # The set tells one task, or none, which must be the environment's.
+            task = self._task(path, texts[0], spec)
+            if TASK_IDS in spec.observation_shapes:
+                columns[TASK_IDS] = np.full(len(found), task, np.int64)
+        elif TASK_IDS in columns and texts != spec.task_descriptions:
             numbers = columns[TASK_IDS].astype(np.int64)
-            known = {int(number): self._task(texts[number], spec) for number in set(numbers)}
+            known = {int(number): self._task(path, texts[number], spec) for number in set(numbers)}
             columns[TASK_IDS] = np.array([known[int(number)] for number in numbers], np.int64)
         return columns, found.actions, recorded.control_rate
 
@@ -319,7 +322,10 @@ class SetOptions(StrictModel):
                 key="observations",
             )
         numbers = found.text_numbers
-        tasks = {number: self._task(found.texts[number], spec) for number in set(numbers.tolist())}
+        tasks = {
+            number: self._task(found.directory, found.texts[number], spec)
+            for number in set(numbers.tolist())
+        }
         columns: dict[str, Column] = {}
         for key, shape in shown.items():
             if key == TASK_IDS:
@@ -367,11 +373,23 @@ class SetOptions(StrictModel):
             )
         return column  # type: ignore[no-any-return]
 
-    def _task(self, text: str, spec: EnvSpec) -> int:
-        """Which task of the environment a text means; 0 where it has no descriptions."""
+    def _task(self, path: Path, text: str, spec: EnvSpec) -> int:
+        """Which task of the environment a text of a set means; 0 where it has no descriptions, and
+        the only one where the text is empty."""
         known = {_words(each): number for number, each in enumerate(spec.task_descriptions)}
         wanted = self.tasks.get(text, text)
         if not known:
+            return 0
+        if not wanted.strip():
+            first, *others = spec.task_descriptions
+            if others:
+                raise ConfigError(
+                    f"{path} says no task, and the environment has {len(spec.task_descriptions)}; "
+                    f"{did_you_mean(wanted, spec.task_descriptions)}; say which, for example "
+                    f"tasks: {{{json.dumps(text)}: {first}}}",
+                    key="tasks",
+                )
+            log.warning("%s says no task: taken for `%s`, the environment's only one", path, first)
             return 0
         if _words(wanted) not in known:
             raise ConfigError(
@@ -500,6 +518,14 @@ def _refuse_not_finite(
                 f"episode {number}; record them again, or name the others in `episodes`",
                 key="path",
             )
+
+
+def _texts(recorded: EnvSpec) -> tuple[str, ...]:
+    """By number of the task what a set of `rlinf record` says in words of it: as in a LeRobot set,
+    an empty text where there is nothing; none where every row has its own."""
+    if INSTRUCTION_KEY in recorded.observation_shapes:
+        return recorded.task_descriptions
+    return recorded.task_descriptions or ("",)
 
 
 def _successes(found: Demonstrations | LeRobotSet) -> Sequence[bool]:

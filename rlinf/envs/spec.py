@@ -216,6 +216,8 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
         Names of observations that they hold and the environment does not show, which nobody reads.
     """
     shown, shapes = played.observation_shapes, recorded.observation_shapes
+    if not shapes.keys() & {TASK_IDS, INSTRUCTION_KEY}:  # all of it is of one task
+        shown = {name: shape for name, shape in shown.items() if name != TASK_IDS}
     # Not the numbers of tasks: of which one a row is cannot be left out.
     beside = [name for name in shapes if name not in shown and observation_type(name) is not None]
     kept = {name: shape for name, shape in shapes.items() if name not in beside}

@@ -260,6 +260,34 @@ def test_a_set_of_one_task_is_not_taken_for_another(tmp_path: Path) -> None:
     assert learnt("close the window", tasks={"open the window": "close the window"}) == 2
 
 
+@pytest.mark.parametrize("form", ["rlinf", "lerobot"])
+def test_a_set_that_says_no_task_is_of_the_only_one(
+    form: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    only = {key: part for key, part in ENV.observation_shapes.items() if key != "task_ids"}
+    told = {**SPEC, "task_descriptions": [], "observation_shapes": only}
+    found = recorded()
+    columns = {key: part for key, part in found.observations.items() if key != "task_ids"}
+    silent = replace(found, observations=columns, source={**found.source, "spec": told})
+    if form == "rlinf":
+        silent.save(tmp_path / "set")
+    else:
+        write_lerobot(silent, tmp_path / "set", fps=20, pictures="image")
+    one = replace(ENV, observation_shapes=only, task_descriptions=("close the window",))
+    build(one, path=str(tmp_path / "set"))
+    assert caplog.messages == [
+        f"{tmp_path / 'set'} says no task: taken for `close the window`, the environment's only one"
+    ]
+    build(one, path=str(tmp_path / "set"), tasks={"": "close the window"})
+    assert len(caplog.messages) == 1
+    with pytest.raises(
+        ConfigError, match=r'the environment has 2; .*say which, .* tasks: {"": open the window}'
+    ):
+        build(ENV, path=str(tmp_path / "set"))
+    ((several,), _) = build(ENV, path=str(tmp_path / "set"), tasks={"": "close the window"})
+    assert several.columns["task_ids"][np.arange(20)].tolist() == [1] * 20
+
+
 def test_another_frame_rate_may_be_meant(sets: Path) -> None:
     spec = replace(ENV, control_rate=10.0)
     ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)

@@ -20,6 +20,9 @@ SETTINGS = "settings"
 STATISTICS = "statistics"
 """Name, in the same place, of the statistics by which the model reads states and gives actions, as
 JSON."""
+ENVIRONMENT = "environment"
+"""Name, in the same place, of what the environment said of the numbers that the policy sees and
+gives, as JSON."""
 
 
 def read_header(path: Path) -> dict[str, str]:

@@ -28,13 +28,20 @@ from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
 from rlinf.envs.observation_names import earlier
 from rlinf.envs.results import TASK_IDS
-from rlinf.envs.spec import EnvSpec, refuse_foreign_actions, refuse_other_recording
+from rlinf.envs.spec import (
+    EnvSpec,
+    other_limits,
+    refuse_foreign_actions,
+    refuse_other_recording,
+)
 from rlinf.errors import ConfigError, in_section
 
 if TYPE_CHECKING:
     from rlinf.envs.config import EnvConfig
 
 log = logging.getLogger(__name__)
+_LITTLE = 0.1
+"""Of the width of a dimension: actions that keep within so much of it may be in other units."""
 
 
 class Column(Protocol):
@@ -136,6 +143,25 @@ def _warn_of_unread(path: Path, names: Sequence[str]) -> None:
         log.warning("%s: not learnt from %s, which the environment does not show", path, listed)
 
 
+def _warn_of_small_actions(
+    path: Path, low: Sequence[float], high: Sequence[float], spec: EnvSpec
+) -> None:
+    """Say of which dimensions the actions of a set, from ``low`` to ``high`` [A], fill so little
+    that they may be in other units; not of those that are never moved."""
+    for lowest, highest in spec.boxes[:1]:
+        small = [
+            n for n, (first, last, *box) in enumerate(zip(low, high, lowest, highest, strict=True))
+            if 0 < last - first < _LITTLE * (box[1] - box[0]) < np.inf
+        ]  # fmt: skip
+        if small:
+            log.warning(
+                "%s: nearly all actions of dimension %d lie from %.4g to %.4g, of %.4g to %.4g in "
+                "the environment%s: are they in its units? any_action_limits: true says so",
+                path, small[0], low[small[0]], high[small[0]], lowest[small[0]], highest[small[0]],
+                f" (and so {len(small) - 1} more)" if len(small) > 1 else "",
+            )  # fmt: skip
+
+
 def refuse_none_left(held_out: int, count: int) -> None:
     """Refuse to hold out every episode of a set; ConfigError."""
     if held_out >= count:
@@ -166,6 +192,9 @@ class SetOptions(StrictModel):
     any_frame_rate: bool = False
     """Take a set although its frames per second are not the actions per second of the
     environment."""
+    any_action_limits: bool = False
+    """Take a set although its actions were recorded in other limits than those of the environment:
+    they are in the same units all the same."""
 
     @model_validator(mode="after")
     def _check_episodes(self) -> Self:
@@ -224,7 +253,10 @@ class SetOptions(StrictModel):
         learnt = [np.arange(first, first + count) for first, count in (spans[n] for n in chosen)]
         self._refuse_other_dimensions(path, actions, spec)
         actions = units.of_units(actions)
-        self._refuse_other_actions(path, actions[np.concatenate(learnt)], spec)
+        told = found.source.get("spec") if self.actions == ACTION else None
+        if told is not None:
+            self._refuse_other_limits(path, EnvSpec.from_json(told), spec)
+        self._refuse_other_actions(path, actions[np.concatenate(learnt)], spec, told=bool(told))
         columns = _with_earlier(columns, steps, spans)
         return Recorded(columns, actions, tuple(spans[number] for number in chosen))
 
@@ -261,9 +293,23 @@ class SetOptions(StrictModel):
                 key="path",
             )
 
-    def _refuse_other_actions(self, path: Path, actions: np.ndarray, spec: EnvSpec) -> None:
+    def _refuse_other_limits(self, path: Path, recorded: EnvSpec, spec: EnvSpec) -> None:
+        here, there = f"where {path} was recorded", "in the environment"
+        words = other_limits(recorded.boxes, spec.boxes, here=here, there=there)
+        if words and not self.any_action_limits:
+            raise ConfigError(
+                f"{words}: its actions mean something else there, unless they are in the same "
+                "units; nearest: a set recorded there, or any_action_limits: true",
+                key="path",
+            )
+
+    def _refuse_other_actions(
+        self, path: Path, actions: np.ndarray, spec: EnvSpec, *, told: bool
+    ) -> None:
         low, high = spec.in_units(np.quantile(actions, [0.01, 0.99], axis=0)).tolist()
         refuse_foreign_actions(low, high, *spec.own_limits, what=str(path), key="path")
+        if not told and not self.any_action_limits:
+            _warn_of_small_actions(path, low, high, spec)
 
     # -- sets of ours ---------------------------------------------------------------------------
 

@@ -17,6 +17,8 @@ from rlinf.envs.observation_names import present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
 
+Box = tuple[tuple[float, ...], tuple[float, ...]]
+"""Lowest and highest actions, [A] each."""
 ENV_SPEC_FILE = "env_spec.json"
 """Of a run directory: what the policy was trained on, so that it can be built without the
 simulator."""
@@ -52,7 +54,7 @@ class EnvSpec:
     action_start: tuple[float, ...] = ()
     """[A]; what the environment itself calls the discrete actions of index 0. Empty: 0, as in specs
     that were written before there was this key."""
-    section_limits: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...] = ()
+    section_limits: tuple[Box, ...] = ()
     """Of each of several simulators in one batch the lowest and highest actions, in the dimensions
     that it has. Empty where there is one, where actions are discrete, and in specs that were
     written before there was this key."""
@@ -69,6 +71,14 @@ class EnvSpec:
         """[A] each, lowest and highest actions in the units of the environment."""
         low, high = (self.in_units(np.array(each)) for each in (self.action_low, self.action_high))
         return low.tolist(), high.tolist()
+
+    @property
+    def boxes(self) -> tuple[Box, ...]:
+        """Of each simulator the limits of its actions; none of discrete ones, and of several in
+        specs that were written before these said it."""
+        if self.action_kind == "discrete" or (self.task_sections and not self.section_limits):
+            return ()
+        return self.section_limits or ((self.action_low, self.action_high),)
 
     @property
     def pictures(self) -> tuple[str, ...]:
@@ -129,6 +139,10 @@ class EnvSpec:
             observation_shapes={name: each for name, each in shapes.items() if name in names},
             observation_dtypes={name: each for name, each in dtypes.items() if name in names},
         )
+
+    def of_numbers(self) -> EnvSpec:
+        """What the spec says of numbers alone, not of what is shown and what there is to do."""
+        return replace(self.showing(()), task_descriptions=())
 
     def to_json(self) -> dict[str, Any]:
         """The plain form that travels between processes."""
@@ -235,6 +249,40 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
                 key=key,
             )
     return beside
+
+
+def other_limits(boxes: Sequence[Box], known: Sequence[Box], *, here: str, there: str) -> str:
+    """How the first of some boxes of actions that is none of the ``known`` ones differs from them,
+    in words; empty where all are, or nothing is known. One action is another in another box."""
+    for low, high in boxes:
+        differing = [
+            [n for n, each in enumerate(zip(low, high, *other, strict=False))
+             if not np.allclose(each[:2], each[2:], rtol=1e-5)]
+            for other in known
+        ]  # fmt: skip
+        if differing and all(differing):
+            (first, *others), (lowest, highest) = differing[0], known[0]
+            more = f" (and so {len(others)} more)" if others else ""
+            return (
+                f"action dimension {first} goes from {low[first]:.4g} to {high[first]:.4g} {here}, "
+                f"from {lowest[first]:.4g} to {highest[first]:.4g} {there}{more}"
+            )
+    return ""
+
+
+def refuse_other_numbers(
+    trained: EnvSpec,
+    played: EnvSpec,
+    *,
+    key: str,
+    policy: str = "the policy",
+    hint: str = "an environment like that",
+) -> None:
+    """Refuse, by a ConfigError with this key, environments whose numbers mean something else than
+    in those that a ``policy`` was trained in, though its weights fit."""
+    here, there = "in the environment", f"where {policy} was trained"
+    if words := other_limits(played.boxes, trained.boxes, here=here, there=there):
+        raise ConfigError(f"{words}: its actions would be others; nearest: {hint}", key=key)
 
 
 def written_spec(run: Path) -> EnvSpec | None:

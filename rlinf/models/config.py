@@ -96,6 +96,9 @@ class ModelConfig(StrictModel):
     path: Path | None = None
     """Weights to begin with, a file `policy.safetensors` as runs leave it behind; null: fresh ones.
     It must hold every tensor of the policy, of its shape; those of the critic may be missing."""
+    any_action_limits: bool = False
+    """Begin with weights that were trained in other limits of actions than those of the
+    environment: its actions are in the same units all the same."""
 
     def build(self, env_spec: EnvSpec, *, value_dim: int = 1, seed: int = 0) -> Policy:
         """The policy for an environment, with fresh weights that depend on ``seed`` alone.
@@ -109,8 +112,10 @@ class ModelConfig(StrictModel):
         made = load_component(self.implementation, Policy, _made)
         policy: Policy = made(self, env_spec, value_dim=value_dim, seed=seed)
         if self.starting_weights is not None:
-            from rlinf.models.policy_weights import load_initial_weights
+            from rlinf.models.policy_weights import load_initial_weights, refuse_other_environment
 
+            if not self.any_action_limits:
+                refuse_other_environment(policy, env_spec, self.starting_weights)
             load_initial_weights(policy, self.starting_weights)
         return policy
 

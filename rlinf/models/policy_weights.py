@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,8 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from rlinf.checkpoint.weights import check_compatible, check_finite
-from rlinf.envs.spec import written_spec
+from rlinf.checkpoint.weights_file import ENVIRONMENT, STATISTICS, read_header
+from rlinf.envs.spec import EnvSpec, refuse_other_numbers, written_spec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.policy import Policy
 
@@ -133,6 +135,21 @@ def _widen(policy: Policy, found: Mapping[str, Tensor]) -> None:
     for parameter in policy.parameters():
         widest = functools.reduce(torch.promote_types, formats, parameter.dtype)
         parameter.data = parameter.data.to(widest)
+
+
+def refuse_other_environment(policy: Policy, spec: EnvSpec, path: Path) -> None:
+    """Refuse, by a ConfigError, to begin with weights whose file says that they were trained where
+    numbers mean something else. Statistics that are beside them say themselves what is meant."""
+    said = read_header(path)
+    if ENVIRONMENT not in said or STATISTICS in said:
+        return
+    refuse_other_numbers(
+        EnvSpec.from_json(json.loads(said[ENVIRONMENT])),
+        spec,
+        key="model.path" if policy.base is None else "model.weights",
+        policy=str(path),
+        hint="model.any_action_limits: true where both are in the same units",
+    )
 
 
 def _require_fit(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlinf.checkpoint.weights_file import POLICY_FILE
+from rlinf.checkpoint.weights_file import ENVIRONMENT, POLICY_FILE
 from rlinf.data.episode_evaluation import (
     EpisodeOutcome,
     EvaluationResult,
@@ -21,7 +21,13 @@ from rlinf.data.episode_evaluation import (
     manner_of,
 )
 from rlinf.envs.config import EnvConfig, Shares
-from rlinf.envs.spec import ENV_SPEC_FILE, EnvSpec, refuse_other_training, written_spec
+from rlinf.envs.spec import (
+    ENV_SPEC_FILE,
+    EnvSpec,
+    refuse_other_numbers,
+    refuse_other_training,
+    written_spec,
+)
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
@@ -173,7 +179,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     def leave_policy(self, run: Run) -> None:
         """Leave weights behind, evaluate held-out episodes, and leave a video."""
         path = run.directory.path / POLICY_FILE  # first: an evaluation that fails loses nothing
-        export_policy(path, self._config, *acting_weights(run.groups.state(whole=True)))
+        weights, base = acting_weights(run.groups.state(whole=True))
+        export_policy(path, self._config, weights, base, run.directory.path)
         run.evaluate("held_out")
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
         if run.interrupted:  # what was learnt is written; a resumed run films it
@@ -246,13 +253,19 @@ def acting_weights(
 
 
 def export_policy(
-    path: Path, config: EvaluatedConfig, weights: Mapping[str, Tensor], base: str | None
+    path: Path, config: EvaluatedConfig, weights: Mapping[str, Tensor], base: str | None, run: Path
 ) -> None:
-    """Write the weights of a policy, trained from a ``base``, to a file that later runs take."""
+    """Write the weights of the policy of a run, trained from a ``base``, to a file that later runs
+    take."""
     from rlinf.checkpoint.weights import export_weights
     from rlinf.models.policy_weights import BASE
 
-    export_weights(path, weights, config.model.header() | ({} if base is None else {BASE: base}))
+    said, spec = config.model.header(), written_spec(run)
+    if base is not None:
+        said[BASE] = base
+    if spec is not None:
+        said[ENVIRONMENT] = json.dumps(spec.of_numbers().to_json())
+    export_weights(path, weights, said)
 
 
 def play_episodes(
@@ -306,8 +319,10 @@ class PlayingTask(Task[EvaluatedT]):
     evaluation_start = property(lambda self: self.config.evaluation.start)
 
     def launched(self, groups: Groups) -> None:
-        """Write down what the policy sees and does."""
+        """Write down what the policy sees and does; of a run that is resumed it is as before."""
         spec: EnvSpec = groups.started["env"][0]
+        if (trained := written_spec(self.directory)) is not None:
+            refuse_other_numbers(trained, spec, key="env.train")
         (self.directory / ENV_SPEC_FILE).write_text(json.dumps(spec.to_json()), encoding="utf-8")
         self._warn_of_far_actions(spec)
         self._warn_of_unread_pictures(spec)
@@ -354,21 +369,24 @@ class PlayingTask(Task[EvaluatedT]):
 
     def load_weights(self, groups: Groups, checkpoint: Checkpoint) -> None:
         """The policy acts without an actor."""
-        with _naming_other_training(self.directory, groups.started["env"][0]):
+        with _refusing_other_training(self.directory, groups.started["env"][0]):
             workers = checkpoint.tree["workers"]
             self.evaluator.load_weights(groups, workers, checkpoint.step, checkpoint.path)
 
 
 @contextmanager
-def _naming_other_training(run: Path, played: EnvSpec) -> Iterator[None]:
-    """Say of weights that do not fit how the environments differ from those of their run."""
+def _refusing_other_training(run: Path, played: EnvSpec) -> Iterator[None]:
+    """Refuse environments whose numbers mean something else than in those of a run, and say of
+    weights that do not fit how the environments differ."""
+    trained = written_spec(run)
     try:
         yield
     except CheckpointError:
-        trained = written_spec(run)
         if trained is not None:
             refuse_other_training(trained, played, key="env.train")
         raise
+    if trained is not None:
+        refuse_other_numbers(trained, played, key="env.train")
 
 
 # -- the policy that a recipe begins with, or that a run has trained ------------------------------
@@ -444,7 +462,7 @@ class TrainedPolicy(InitialPolicy):
     def _loaded(self, policy: Policy, spec: EnvSpec) -> Policy:
         from rlinf.models.policy_weights import load_travelling
 
-        with _naming_other_training(self._run, spec):
+        with _refusing_other_training(self._run, spec):
             load_travelling(policy, self._weights, base=self._base)
         return policy
 
@@ -452,12 +470,12 @@ class TrainedPolicy(InitialPolicy):
         """Write its weights as a run leaves them behind; or the ``whole`` policy, adapters in their
         matrices, which needs no base."""
         if not whole:
-            export_policy(path, self.config, self._weights, self._base)
+            export_policy(path, self.config, self._weights, self._base, self._run)
             return
         from rlinf.models.policy_weights import merged_adapters
 
         state = self.as_kept().state_dict()
-        export_policy(path, self.config, merged_adapters(state, state), None)
+        export_policy(path, self.config, merged_adapters(state, state), None, self._run)
 
     def env_spec(self) -> EnvSpec:
         """What it was trained on: as the run wrote it down, or else as its simulator says."""

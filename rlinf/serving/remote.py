@@ -93,8 +93,7 @@ class RemotePolicy(Policy):
             },
             "tasks": list(env_spec.task_descriptions),
         }
-        if env_spec.choices is not None:  # what bounds continuous ones is clipped here, too
-            own["action_low"], own["action_high"] = env_spec.own_limits
+        own["action_low"], own["action_high"] = env_spec.own_limits
         for name, wanted in own.items():
             if told[name] != wanted:
                 raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "

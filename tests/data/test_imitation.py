@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -292,6 +293,43 @@ def test_another_frame_rate_may_be_meant(sets: Path) -> None:
     spec = replace(ENV, control_rate=10.0)
     ((found,), _) = build(spec, path=str(sets / "lerobot"), any_frame_rate=True)
     assert len(found.episodes) == 2
+
+
+def test_a_set_recorded_in_other_limits_is_refused_unless_its_units_are_said_to_be_the_same(
+    sets: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = replace(ENV, action_low=(-1.0, -20.0), action_high=(1.0, 20.0))
+    several = replace(
+        ENV,
+        section_limits=((wide.action_low, wide.action_high), (ENV.action_low, ENV.action_high)),
+    )
+    for name in ("ours", "lerobot"):
+        told = (
+            rf"action dimension 1 goes from -1 to 1 where .*{name} was recorded, from -20 to 20 in "
+            "the environment: .* any_action_limits: true"
+        )
+        with pytest.raises(ConfigError, match=told):
+            build(wide, path=str(sets / name))
+        ((found,), _) = build(wide, path=str(sets / name), any_action_limits=True)
+        assert len(found.episodes) == 2
+        build(several, path=str(sets / name))
+    assert not caplog.messages
+
+
+def test_actions_of_others_that_hardly_fill_the_box_are_told_of(
+    sets: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    foreign = shutil.copytree(sets / "lerobot", tmp_path / "foreign")
+    (foreign / "meta/rlinf.json").unlink()
+    build(path=str(foreign))
+    assert not caplog.messages
+    wide = replace(ENV, action_low=(-1.0, -20.0), action_high=(1.0, 20.0))
+    build(wide, path=str(foreign))
+    assert re.search(
+        r"actions of dimension 1 lie from -0\.\d+ to 0\.\d+, of -20 to 20 in the environment: "
+        "are they in its units",
+        caplog.text,
+    )
 
 
 @pytest.mark.parametrize(

@@ -62,12 +62,12 @@ class Breaks(Unseen):
 
 
 class Narrow(Unseen):
-    """Its first action is narrow."""
+    """Its first action is narrow, within ± a bound."""
 
-    def __init__(self, render_mode=None):
+    def __init__(self, render_mode=None, bound=0.05):
         super().__init__(render_mode)
-        bound = np.array([0.05, 1.0], np.float32)
-        self.action_space = gymnasium.spaces.Box(-bound, bound)
+        high = np.array([bound, 1.0], np.float32)
+        self.action_space = gymnasium.spaces.Box(-high, high)
 
 
 class TakenOver(Unseen):

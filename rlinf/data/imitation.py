@@ -22,7 +22,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.reasons import show
 from rlinf.data.augmentation import AugmentationConfig
 from rlinf.data.demonstrations import Demonstrations, is_recorded
-from rlinf.data.lerobot.layout import ACTION, features_of, is_lerobot
+from rlinf.data.lerobot.layout import ACTION, STATE, features_of, is_lerobot, names_of
 from rlinf.data.lerobot.pictures import Stacked
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
@@ -31,6 +31,7 @@ from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import (
     EnvSpec,
     other_limits,
+    other_order,
     refuse_foreign_actions,
     refuse_other_recording,
 )
@@ -373,17 +374,18 @@ class SetOptions(StrictModel):
             for number in set(numbers.tolist())
         }
         columns: dict[str, Column] = {}
-        for key, shape in shown.items():
+        for key in shown:
             if key == TASK_IDS:
                 known = [tasks.get(number, 0) for number in range(len(found.texts))]
                 columns[key] = np.array(known, np.int64)[numbers]
             elif key == INSTRUCTION_KEY:
                 columns[key] = np.stack([instruction_bytes(each) for each in found.texts])[numbers]
             else:
-                columns[key] = self._column(found, key, shape)
+                columns[key] = self._column(found, key, spec)
         return columns
 
-    def _column(self, found: LeRobotSet, key: str, shape: tuple[int, ...]) -> Column:
+    def _column(self, found: LeRobotSet, key: str, spec: EnvSpec) -> Column:
+        shape = spec.observation_shapes[key]
         given = self.observations.get(key) or tuple(features_of(key, shape))
         names = (given,) if isinstance(given, str) else given
         for name in names:
@@ -396,6 +398,8 @@ class SetOptions(StrictModel):
                     f"{did_you_mean(name, known) or 'it has no pictures'}",
                     key=f"observations.{key}",
                 )
+        if key == "states":
+            _refuse_other_order(found, names, spec)
         if len(shape) == 1:
             vectors = [found.vectors(name) for name in names]
             column: Any = vectors[0] if len(vectors) == 1 else np.concatenate(vectors, axis=1)
@@ -572,6 +576,24 @@ def _texts(recorded: EnvSpec) -> tuple[str, ...]:
     if INSTRUCTION_KEY in recorded.observation_shapes:
         return recorded.task_descriptions
     return recorded.task_descriptions or ("",)
+
+
+def _refuse_other_order(found: LeRobotSet, names: Sequence[str], spec: EnvSpec) -> None:
+    """Refuse features in which the parts of ``states`` lie in another order, where the set says in
+    which: as `rlinf record` wrote it down, or by a name of each number."""
+    recorded, words = found.source.get("spec"), ""
+    if recorded is not None and list(names) == [STATE]:
+        words = other_order(EnvSpec.from_json(recorded), spec, there="were recorded")
+    told = [each for name in names for each in found.features[name].names]
+    own = names_of(spec.state_parts)
+    if not words and told != own and sorted(told) == sorted(own):
+        words = (
+            f"the set has {', '.join(told)}, and the environment the same in another order: "
+            f"{', '.join(own)}"
+        )
+    if words:
+        near = "nearest: an environment whose parts lie as those of the set"
+        raise ConfigError(f"{found.directory}: {words}; {near}", key="observations.states")
 
 
 def _successes(found: Demonstrations | LeRobotSet) -> Sequence[bool]:

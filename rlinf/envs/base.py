@@ -100,6 +100,10 @@ class Simulator:
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]
 
+    state_parts: tuple[tuple[str, int], ...] = ()
+    """Name and size of each part of ``states``, in their order; empty where nobody says. What was
+    learnt of another order is refused."""
+
     action_start: tuple[float, ...] = ()
     """[A]; what the simulator itself calls the discrete actions of index 0, which it is given as
     indices all the same: sets, and clients of a server, tell them as it does. Empty: 0."""

@@ -138,8 +138,7 @@ class GymnasiumEnv(SimulatorEnv):
         }
         self._vectors = {path: _flattening(path, leaf) for path, leaf in vectors.items()}
         if vectors:
-            size = sum(int(spaces.flatdim(leaf)) for leaf in vectors.values())
-            parts["states"] = spaces.Box(-np.inf, np.inf, (size,), np.float32)
+            self.state_parts, parts["states"] = _states_of(vectors)
         if self._instruction is not None:
             parts[INSTRUCTION_KEY] = spaces.Box(0, 255, INSTRUCTION_SHAPE, np.uint8)
         self.observation_space = spaces.Dict(parts)
@@ -442,6 +441,15 @@ def _flattening(path: tuple[str, ...], space: gymnasium.Space[Any]) -> Callable[
         return of_others
     shape, kinds = space.shape, "fiub" if space.dtype.kind == "f" else "iub"
     return of_box
+
+
+def _states_of(
+    vectors: Mapping[tuple[str, ...], gymnasium.Space[Any]],
+) -> tuple[tuple[tuple[str, int], ...], spaces.Box]:
+    """The named parts of ``states``, with their sizes, and the space of all of them."""
+    sizes = {path: int(spaces.flatdim(leaf)) for path, leaf in vectors.items()}
+    named = tuple((".".join(path), size) for path, size in sizes.items() if path)
+    return named, spaces.Box(-np.inf, np.inf, (sum(sizes.values()),), np.float32)
 
 
 def _leaves(

@@ -58,6 +58,9 @@ class EnvSpec:
     """Of each of several simulators in one batch the lowest and highest actions, in the dimensions
     that it has. Empty where there is one, where actions are discrete, and in specs that were
     written before there was this key."""
+    state_parts: tuple[tuple[str, int], ...] = ()
+    """Name and size of each part of ``states``, in their order. Empty where nobody says, and in
+    specs that were written before there was this key."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
@@ -158,6 +161,7 @@ class EnvSpec:
         plain["observation_shapes"] = shapes
         limits = data.get("section_limits", ())
         plain["section_limits"] = tuple((tuple(low), tuple(high)) for low, high in limits)
+        plain["state_parts"] = tuple((name, size) for name, size in data.get("state_parts", ()))
         return cls(**plain)
 
 
@@ -186,6 +190,7 @@ def spec_of(env: Simulator, max_episode_steps: int) -> EnvSpec:
         control_rate=env.control_rate,
         chain_length=env.chain_length,
         action_start=tuple(env.action_start),
+        state_parts=tuple(env.state_parts),
     )
 
 
@@ -223,6 +228,28 @@ def _action_limits(space: Any, name: str) -> tuple[str, tuple[float, ...], tuple
     )
 
 
+_KEEP_ORDER = "nearest: keys that keep the former order, which is that of their names"
+
+
+def parts_in_words(spec: EnvSpec) -> str:
+    """Of what ``states`` are made, in order."""
+    return ", ".join(f"{name} [{size}]" for name, size in spec.state_parts)
+
+
+def other_order(before: EnvSpec, played: EnvSpec, *, there: str) -> str:
+    """How the parts of ``states`` lie otherwise than they did before, in words; empty where they do
+    not, or one side does not say. One part may have another name in the same place."""
+    pairs = list(zip(before.state_parts, played.state_parts, strict=False))
+    sizes = [[size for _, size in each.state_parts] for each in (before, played)]
+    renamed = sum(old != new for old, new in pairs)
+    if not pairs or (sizes[0] == sizes[1] and renamed <= 1):
+        return ""
+    return (
+        f"the parts of states {there} as {parts_in_words(before)}, and are "
+        f"{parts_in_words(played)} in the environment, where the same numbers mean something else"
+    )
+
+
 def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> list[str]:
     """Refuse, by a ConfigError with this key, episodes of another kind of environment.
 
@@ -248,6 +275,8 @@ def refuse_other_recording(recorded: EnvSpec, played: EnvSpec, *, key: str) -> l
                 "record episodes there with: rlinf record",
                 key=key,
             )
+    if "states" in kept and (words := other_order(recorded, played, there="were recorded")):
+        raise ConfigError(f"{words}; {_KEEP_ORDER}", key=key)
     return beside
 
 
@@ -283,6 +312,15 @@ def refuse_other_numbers(
     here, there = "in the environment", f"where {policy} was trained"
     if words := other_limits(played.boxes, trained.boxes, here=here, there=there):
         raise ConfigError(f"{words}: its actions would be others; nearest: {hint}", key=key)
+    refuse_other_order(trained, played, key=key, policy=policy)
+
+
+def refuse_other_order(
+    trained: EnvSpec, played: EnvSpec, *, key: str, policy: str = "the policy"
+) -> None:
+    """The same of ``states`` alone, whose parts lie in another order."""
+    if words := other_order(trained, played, there=f"were learnt by {policy}"):
+        raise ConfigError(f"{words}; {_KEEP_ORDER}", key=key)
 
 
 def written_spec(run: Path) -> EnvSpec | None:
@@ -366,6 +404,7 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
         chain_length=wanted.chain_length if len({s.chain_length for s in every}) == 1 else 0,
         action_start=wanted.action_start,
+        state_parts=wanted.state_parts if len({s.state_parts for s in every}) == 1 else (),
         section_limits=tuple((s.action_low, s.action_high) for s in every if not wanted.choices),
     )
 

@@ -114,8 +114,9 @@ class ModelConfig(StrictModel):
         if self.starting_weights is not None:
             from rlinf.models.policy_weights import load_initial_weights, refuse_other_environment
 
-            if not self.any_action_limits:
-                refuse_other_environment(policy, env_spec, self.starting_weights)
+            refuse_other_environment(
+                policy, env_spec, self.starting_weights, any_limits=self.any_action_limits
+            )
             load_initial_weights(policy, self.starting_weights)
         return policy
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from rlinf.checkpoint.weights import check_compatible, check_finite
 from rlinf.checkpoint.weights_file import ENVIRONMENT, STATISTICS, read_header
-from rlinf.envs.spec import EnvSpec, refuse_other_numbers, written_spec
+from rlinf.envs.spec import EnvSpec, refuse_other_numbers, refuse_other_order, written_spec
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.policy import Policy
 
@@ -137,19 +137,20 @@ def _widen(policy: Policy, found: Mapping[str, Tensor]) -> None:
         parameter.data = parameter.data.to(widest)
 
 
-def refuse_other_environment(policy: Policy, spec: EnvSpec, path: Path) -> None:
+def refuse_other_environment(
+    policy: Policy, spec: EnvSpec, path: Path, *, any_limits: bool = False
+) -> None:
     """Refuse, by a ConfigError, to begin with weights whose file says that they were trained where
-    numbers mean something else. Statistics that are beside them say themselves what is meant."""
-    said = read_header(path)
-    if ENVIRONMENT not in said or STATISTICS in said:
+    numbers mean something else. Of actions, statistics that are beside them say what is meant."""
+    said, key = read_header(path), "model.path" if policy.base is None else "model.weights"
+    if ENVIRONMENT not in said:
         return
-    refuse_other_numbers(
-        EnvSpec.from_json(json.loads(said[ENVIRONMENT])),
-        spec,
-        key="model.path" if policy.base is None else "model.weights",
-        policy=str(path),
-        hint="model.any_action_limits: true where both are in the same units",
-    )
+    trained = EnvSpec.from_json(json.loads(said[ENVIRONMENT]))
+    if any_limits or STATISTICS in said:
+        refuse_other_order(trained, spec, key=key, policy=str(path))
+        return
+    hint = "model.any_action_limits: true where both are in the same units"
+    refuse_other_numbers(trained, spec, key=key, policy=str(path), hint=hint)
 
 
 def _require_fit(

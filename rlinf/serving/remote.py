@@ -94,6 +94,8 @@ class RemotePolicy(Policy):
             "tasks": list(env_spec.task_descriptions),
         }
         own["action_low"], own["action_high"] = env_spec.own_limits
+        if told.get("state_parts") and env_spec.state_parts:  # a server of before says none
+            own["state_parts"] = [list(part) for part in env_spec.state_parts]
         for name, wanted in own.items():
             if told[name] != wanted:
                 raise ConfigError(f"the policy at {config.url} has {name} {told[name]}, the run "

@@ -11,7 +11,7 @@ import numpy as np
 from rlinf.config.nearest import did_you_mean
 from rlinf.envs.base import INSTRUCTION_KEY, INSTRUCTION_SHAPE, instruction_bytes, instruction_text
 from rlinf.envs.results import TASK_IDS
-from rlinf.envs.spec import EnvSpec
+from rlinf.envs.spec import EnvSpec, parts_in_words
 from rlinf.errors import ConfigError, UserError
 
 PROMPT, BATCH = "prompt", "batch"
@@ -165,6 +165,7 @@ class RequestReader:
         self._name_task(given)
         for name in given:
             if name not in shapes:
+                self._refuse_part(name)
                 told, near = _cut(name), did_you_mean(name, _names(self._spec))
                 raise RefusedRequestError(
                     f"the policy reads no `{told}`; {near}; rename it with "
@@ -183,6 +184,16 @@ class RequestReader:
         if INSTRUCTION_KEY in row:
             self._check_instruction(_words(row[INSTRUCTION_KEY]))
         return row
+
+    def _refuse_part(self, name: str) -> None:
+        """Say of what the environment itself calls a part of ``states`` where it belongs."""
+        spec = self._spec
+        if name.replace("/", ".") in dict(spec.state_parts) and "states" in spec.observation_shapes:
+            raise RefusedRequestError(
+                f"`{_cut(name)}` is a part of `states` "
+                f"{list(spec.observation_shapes['states'])}: send as `states`, one behind the "
+                f"other, {parts_in_words(spec)}"
+            )
 
     def _name_task(self, given: dict[str, Any]) -> None:
         """Put the number of the task in place of its text."""

@@ -131,6 +131,7 @@ class PolicyServer:
                 name: {"shape": list(shape), "dtype": spec.observation_dtypes[name]}
                 for name, shape in spec.observation_shapes.items()
             },
+            "state_parts": [list(part) for part in spec.state_parts],
             "tasks": list(spec.task_descriptions),
             "keys": dict(self._settings.keys or {}),
             "prefix": self._policy.continues,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -314,6 +315,31 @@ def test_a_set_recorded_in_other_limits_is_refused_unless_its_units_are_said_to_
         assert len(found.episodes) == 2
         build(several, path=str(sets / name))
     assert not caplog.messages
+
+
+def test_states_in_another_order_are_refused_where_both_sides_say_theirs(tmp_path: Path) -> None:
+    told = {**SPEC, "state_parts": [["goal", 1], ["tcp", 2]]}
+    found = recorded()
+    named = replace(found, source={**found.source, "spec": told})
+    named.save(tmp_path / "ours")
+    write_lerobot(named, tmp_path / "lerobot", fps=20, pictures="image")
+    features = json.loads((tmp_path / "lerobot/meta/info.json").read_text())["features"]
+    assert features["observation.state"]["names"] == ["goal", "tcp_0", "tcp_1"]
+    foreign = shutil.copytree(tmp_path / "lerobot", tmp_path / "foreign")
+    (foreign / "meta/rlinf.json").unlink()
+
+    def learnt(name: str, *parts: tuple[str, int], **section: Any) -> int:
+        ((found,), _) = build(replace(ENV, state_parts=parts), path=str(tmp_path / name), **section)
+        return len(found.episodes)
+
+    permuted = "as goal .1., tcp .2., and are ee .2., goal .1. in the environment"
+    for name in ("ours", "lerobot"):
+        with pytest.raises(ConfigError, match=permuted):
+            learnt(name, ("ee", 2), ("goal", 1))
+        assert learnt(name) == learnt(name, ("goal", 1), ("ee", 2)) == 2
+    with pytest.raises(ConfigError, match=r"goal, tcp_0, tcp_1, and .*: tcp_0, tcp_1, goal"):
+        learnt("foreign", ("tcp", 2), ("goal", 1))
+    assert learnt("foreign", ("goal", 1), ("tcp", 2)) == 2
 
 
 def test_actions_of_others_that_hardly_fill_the_box_are_told_of(

@@ -238,6 +238,15 @@ class Ends(Odd):
         return observation, reward, True, truncated, info
 
 
+def test_the_order_within_the_states_is_told():
+    box, picture = spaces.Box(-1, 1, (2,), np.float32), spaces.Box(0, 255, (8, 8, 3), np.uint8)
+    shown = spaces.Dict({"tcp": box, "arm": spaces.Dict({"on": spaces.Discrete(3)}), "a": picture})
+    spec = spec_of(build(shown, spaces.Discrete(2)), 5)
+    assert spec.state_parts == (("arm.on", 3), ("tcp", 2))
+    assert EnvSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert spec_of(build(box, spaces.Discrete(2)), 5).state_parts == ()
+
+
 def test_a_mistyped_key_of_success_is_found_at_the_end_of_an_episode():
     gymnasium.register("Ends-v0", entry_point=lambda **given: Ends(PLAIN, spaces.Discrete(2)))
     try:

@@ -62,12 +62,18 @@ class Breaks(Unseen):
 
 
 class Narrow(Unseen):
-    """Its first action is narrow, within ± a bound."""
+    """Its first action is narrow, within ± a bound; its position is called by a name."""
 
-    def __init__(self, render_mode=None, bound=0.05):
+    def __init__(self, render_mode=None, bound=0.05, called="place"):
         super().__init__(render_mode)
-        high = np.array([bound, 1.0], np.float32)
+        self._called, high = called, np.array([bound, 1.0], np.float32)
         self.action_space = gymnasium.spaces.Box(-high, high)
+        speed = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        shown = {called: self.observation_space, "speed": speed}
+        self.observation_space = gymnasium.spaces.Dict(shown)
+
+    def _seen(self):
+        return {self._called: super()._seen(), "speed": np.zeros(1, np.float32)}
 
 
 class TakenOver(Unseen):

@@ -54,6 +54,20 @@ def test_a_run_is_not_evaluated_with_actions_of_other_limits(
     assert main(["eval", str(run)]) == 0
 
 
+def test_a_run_is_not_evaluated_on_states_in_another_order(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    name = "env.train.options.kwargs={called: tip}"
+    told = "as place [2], speed [1], and are speed [1], tip [2] in the environment"
+    learnt = "env.train: the parts of states were learnt by the policy"
+    assert f"{learnt} {told}" in refusal(capsys, "eval", str(run), name)
+    words = ["train", str(run.parent / "mine.yaml"), name, "--run-dir", str(tmp_path / "run")]
+    begun = f"model.path={run / 'policy.safetensors'}"
+    assert f"policy.safetensors {told}" in refusal(capsys, *words, begun)
+    renamed = "env.train.options.kwargs={called: point}"  # and in its place all the same
+    assert main(["eval", str(run), renamed]) == 0
+
+
 def test_a_run_is_not_resumed_with_actions_of_other_limits(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -79,6 +79,13 @@ def test_bad_requests_are_refused_in_one_line(message: Any, told: list[str]) -> 
         assert words in text, text
 
 
+def test_a_part_of_the_states_is_told_where_it_belongs() -> None:
+    spec = replace(SPEC, state_parts=(("goal", 3), ("robot.tcp", 2)))
+    told = r"`robot/tcp` is a part of `states` \[5\]: send as .*, goal \[3\], robot.tcp \[2\]$"
+    with pytest.raises(RefusedRequestError, match=told):
+        reader(spec).read(given(states=None, robot={"tcp": np.zeros(2)}))
+
+
 def test_what_is_read_is_what_was_given() -> None:
     request = reader().read(given(states=np.arange(5.0), prompt="  CLOSE the drawer "))
     assert request.single

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,10 +41,12 @@ class Feature:
     Args:
         dtype: ``image``, ``video``, or a numpy type name.
         shape: Of one frame; of pictures [H, W, 3].
+        names: Of a vector what each of its numbers is, where the set says so.
     """
 
     dtype: str
     shape: tuple[int, ...]
+    names: tuple[str, ...] = ()
 
     @property
     def pictured(self) -> bool:
@@ -67,7 +69,9 @@ class Feature:
             first = str(listed[0]).startswith("c") if listed else shape[0] in (1, 3)
             shape = (*shape[1:], shape[0]) if first else shape
             shape = (*shape[:2], 3) if shape[2] == 1 else shape
-        return cls(dtype, shape)
+            return cls(dtype, shape)
+        told = isinstance(names, list) and len(shape) == 1 and len(names) == shape[0]
+        return cls(dtype, shape, tuple(map(str, names or ())) if told else ())
 
 
 def is_lerobot(directory: Path) -> bool:
@@ -132,6 +136,16 @@ def features_of(observation_key: str, shape: tuple[int, ...]) -> list[str]:
         )
     name = IMAGES + (named[1] or named[2])
     return [name] if len(shape) == 3 else [f"{name}_{number}" for number in range(shape[0])]
+
+
+def names_of(parts: Sequence[Sequence[Any]]) -> list[str]:
+    """What each number of a vector is called there, of whose (name, size) parts it is made: by the
+    name of its part, with its place in it where this has several."""
+    return [
+        f"{name}_{place}" if size > 1 else str(name)
+        for name, size in parts
+        for place in range(size)
+    ]
 
 
 def check_video_size(height: int, width: int) -> None:

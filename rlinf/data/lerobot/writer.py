@@ -26,6 +26,7 @@ from rlinf.data.lerobot.layout import (
     INFO,
     REWARD,
     SOURCE,
+    STATE,
     STATS,
     SUCCESS,
     TASKS,
@@ -36,6 +37,7 @@ from rlinf.data.lerobot.layout import (
     av,
     check_video_size,
     features_of,
+    names_of,
     parquet,
 )
 from rlinf.data.pictures import png
@@ -122,7 +124,9 @@ class _Writer:
         features: dict[str, Any] = {}
         for name, array in self._vector_arrays(self._found):
             shape = [array.shape[1]]
-            features[name] = {"dtype": "float32", "shape": shape, "names": None}
+            parts = self._found.source.get("spec", {}).get("state_parts") if name == STATE else None
+            called = names_of(parts) if parts else None
+            features[name] = {"dtype": "float32", "shape": shape, "names": called}
         first = {key: array[:1] for key, array in self._found.observations.items()}
         for name, camera in self._cameras.items():
             shape = list(camera(first).shape[1:])

@@ -140,12 +140,15 @@ def _widen(policy: Policy, found: Mapping[str, Tensor]) -> None:
 def refuse_other_environment(
     policy: Policy, spec: EnvSpec, path: Path, *, any_limits: bool = False
 ) -> None:
-    """Refuse, by a ConfigError, to begin with weights whose file says that they were trained where
-    numbers mean something else. Of actions, statistics that are beside them say what is meant."""
+    """Refuse, by a ConfigError, to begin with weights that were trained where numbers mean
+    something else, as their file says, or the run that left it, beside it. Of actions, statistics
+    in the file say what is meant."""
     said, key = read_header(path), "model.path" if policy.base is None else "model.weights"
-    if ENVIRONMENT not in said:
+    trained = written_spec(path.expanduser().parent)
+    if ENVIRONMENT in said:
+        trained = EnvSpec.from_json(json.loads(said[ENVIRONMENT]))
+    if trained is None:
         return
-    trained = EnvSpec.from_json(json.loads(said[ENVIRONMENT]))
     if any_limits or STATISTICS in said:
         refuse_other_order(trained, spec, key=key, policy=str(path))
         return

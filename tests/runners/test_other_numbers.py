@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from rlinf.checkpoint.weights_file import ENVIRONMENT, read_header
 from rlinf.cli.main import main
@@ -91,5 +93,10 @@ def test_weights_of_other_limits_are_not_begun_with_unless_the_units_are_said_to
     told = refusal(capsys, *words, "--run-dir", str(tmp_path / "refused"))
     assert "model.path: action dimension 0 goes from -1 to 1 in the environment" in told
     assert "policy.safetensors was trained: " in told
+    # Files of before say nothing, and the run that left them does.
+    save_file(load_file(weights), tmp_path / "policy.safetensors")
+    shutil.copy(run / "env_spec.json", tmp_path)
+    words[-1] = f"model.path={tmp_path / 'policy.safetensors'}"
+    assert "from -1 to 1" in refusal(capsys, *words, "--run-dir", str(tmp_path / "refused"))
     same = ["model.any_action_limits=true", "--run-dir", str(tmp_path / "run")]
     assert main([*words, *same]) == 0

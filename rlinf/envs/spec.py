@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from gymnasium import spaces
@@ -17,8 +17,10 @@ from rlinf.envs.observation_names import present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
 
-Box = tuple[tuple[float, ...], tuple[float, ...]]
-"""Lowest and highest actions, [A] each."""
+if TYPE_CHECKING:  # which Python 3.8 cannot make
+    Box = tuple[tuple[float, ...], tuple[float, ...]]
+    """Lowest and highest actions, [A] each."""
+
 ENV_SPEC_FILE = "env_spec.json"
 """Of a run directory: what the policy was trained on, so that it can be built without the
 simulator."""
@@ -239,7 +241,7 @@ def parts_in_words(spec: EnvSpec) -> str:
 def other_order(before: EnvSpec, played: EnvSpec, *, there: str) -> str:
     """How the parts of ``states`` lie otherwise than they did before, in words; empty where they do
     not, or one side does not say. One part may have another name in the same place."""
-    pairs = list(zip(before.state_parts, played.state_parts, strict=False))
+    pairs = list(zip(before.state_parts, played.state_parts))  # noqa: B905 - Python 3.8
     sizes = [[size for _, size in each.state_parts] for each in (before, played)]
     renamed = sum(old != new for old, new in pairs)
     if not pairs or (sizes[0] == sizes[1] and renamed <= 1):
@@ -285,7 +287,7 @@ def other_limits(boxes: Sequence[Box], known: Sequence[Box], *, here: str, there
     in words; empty where all are, or nothing is known. One action is another in another box."""
     for low, high in boxes:
         differing = [
-            [n for n, each in enumerate(zip(low, high, *other, strict=False))
+            [n for n, each in enumerate(zip(low, high, *other))  # noqa: B905 - Python 3.8
              if not np.allclose(each[:2], each[2:], rtol=1e-5)]
             for other in known
         ]  # fmt: skip

@@ -153,6 +153,7 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
     """
 
     logger = logger
+    _rlinf_launch: Launch  # once it is built
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """A worker that knows already which one it is, before any line of its ``__init__``."""
@@ -185,7 +186,6 @@ class Worker(Messaging, RoutedMessaging, WorkerMembers, WorkerTimers, metaclass=
             )
         WorkerTimers.__init__(self, launch.info.address.root_group_name)
         Messaging.__init__(self)
-        self._rlinf_launch = launch
         adopt(self, launch)
 
     def _rlinf_tell(self, launch: Launch) -> None:

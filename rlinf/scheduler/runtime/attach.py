@@ -87,6 +87,7 @@ def child_launch(parent: WorkerAddress, world_size: int, rank: int) -> Launch:
 
 def adopt(worker: Any, launch: Launch) -> None:
     """Make a worker that is being built the current one, and reachable."""
+    worker._rlinf_launch = launch
     process = require_process()
     endpoint, alone = process.endpoint, process.runtime == "ray"
     set_current_worker(worker, whole_process=alone)
@@ -164,6 +165,9 @@ class ChannelHost:
 
     Those of the driver's node live in the driver.
     """
+
+    def _rlinf_tell(self, launch: Launch) -> None:
+        """It has no methods of a user that would ask which worker it is."""
 
     def __init__(self) -> None:
         launch: Launch = take_launching()

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from safetensors.numpy import load_file
 
 from rlinf.config.load import load_recipe
@@ -32,6 +33,20 @@ evaluation: {interval: 3, periodic_episodes: 4, episodes: 4, num_envs: 4, video_
 checkpoint: {interval: 1, keep_last: 100}
 logger: {backends: []}
 """
+
+
+divided = pytest.mark.parametrize(
+    "overrides",
+    [
+        [
+            "cluster.cpu_devices_per_node=2",
+            "cluster.component_placement={env: '0-1', rollout: '1', actor: '0'}",
+        ],
+        ["rollout.pipeline_stage_num=2"],
+    ],
+    ids=["two env workers", "two pipeline stages"],
+)
+"""Ways in which the environments of a run are divided, by which nothing changes."""
 
 
 def write_recipe(directory: Path) -> Path:

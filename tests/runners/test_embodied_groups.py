@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from .killing import finish, kill_and_resume
-from .support import assert_equal_runs, metrics, write_recipe
+from .support import assert_equal_runs, divided, metrics, write_recipe
 from .test_equality import needs_two_cores
 from .test_resume import EMBODIED
 
@@ -78,17 +78,7 @@ def test_so_it_is_where_a_rollout_cuts_episodes(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [
-            "cluster.cpu_devices_per_node=2",
-            "cluster.component_placement={env: '0-1', rollout: '1', actor: '0'}",
-        ],
-        ["rollout.pipeline_stage_num=2"],
-    ],
-    ids=["two env workers", "two pipeline stages"],
-)
+@divided
 def test_placements_change_nothing(run: Path, tmp_path: Path, overrides: list[str]) -> None:
     assert_equal_runs(run, trained(tmp_path, 16, "rollout.block_size=4", *overrides))
 

@@ -19,7 +19,7 @@ from rlinf.runners.embodied_config import EmbodiedConfig
 from . import off_policy_support, support
 from .killing import kill_and_resume
 from .off_policy_support import resume, train
-from .support import assert_equal_runs, metrics
+from .support import assert_equal_runs, divided, metrics
 from .test_equality import needs_two_cores
 from .test_reasoning import StopAfter
 from .test_resume import EMBODIED
@@ -85,17 +85,7 @@ def test_every_task_is_counted_and_evaluated(reference: Path) -> None:
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        [
-            "cluster.cpu_devices_per_node=2",
-            "cluster.component_placement={env: '0-1', rollout: '1', actor: '0'}",
-        ],
-        ["rollout.pipeline_stage_num=2"],
-    ],
-    ids=["two env workers", "two pipeline stages"],
-)
+@divided
 def test_placements_change_nothing(reference: Path, tmp_path: Path, overrides: list[str]) -> None:
     run = finished(tmp_path, "rollout.block_size=4", *overrides)
     assert_equal_runs(reference, run)

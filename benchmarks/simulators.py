@@ -49,7 +49,7 @@ from rlinf.envs.installation import State, status
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
 
-BATCHES = {"mjlab": 64, "isaaclab": 16}
+BATCHES = {"mjlab": 64, "isaaclab": 16, "genesis": 64}
 """Rows of the simulators that step a batch."""
 HORIZON = 150
 SIZE = 128
@@ -176,6 +176,44 @@ env = gymnasium.make("Isaac-Cartpole", cfg=config).unwrapped
 measure(env.reset, env.step, lambda: 2 * torch.rand(BATCH, 1) - 1, rows=BATCH)
 """
 
+_GENESIS = f"""
+BATCH = {BATCHES["genesis"]}
+import genesis, torch
+genesis.init(backend=genesis.cpu, logging_level="error", seed=0)
+options = genesis.options.SimOptions(dt=0.02, substeps=2)
+scene = genesis.Scene(show_viewer=False, sim_options=options)
+scene.add_entity(genesis.morphs.Plane())
+cube = scene.add_entity(genesis.morphs.Box(size=(0.04,) * 3, pos=(0.5, 0.0, 0.02)))
+arm = scene.add_entity(genesis.morphs.MJCF(file="xml/franka_emika_panda/panda.xml"))
+scene.build(n_envs=BATCH)
+arm.set_dofs_kp((4500.0, 4500.0, 3500.0, 3500.0, 2000.0, 2000.0, 2000.0, 100.0, 100.0))
+arm.set_dofs_kv((450.0, 450.0, 350.0, 350.0, 200.0, 200.0, 200.0, 10.0, 10.0))
+largest = torch.tensor([87.0] * 4 + [12.0] * 3 + [100.0] * 2)
+arm.set_dofs_force_range(-largest, largest)
+hand, (low, high) = arm.get_link("hand"), arm.get_dofs_limit()
+home = torch.tensor([0.0, -0.4, 0.0, -2.2, 0.0, 1.8, 0.785, 0.04, 0.04]).repeat(BATCH, 1)
+reach = torch.tensor([0.05] * 7 + [0.01] * 2)
+def reset():
+    global targets
+    scene.reset()
+    targets = home.clone()
+    arm.set_dofs_position(targets)
+def step(action):
+    global targets
+    targets = torch.clamp(targets + reach * action, low, high)
+    arm.control_dofs_position(targets)
+    scene.step()
+    found = (hand.get_pos(), hand.get_quat(), arm.get_dofs_position()[:, 7:], cube.get_pos(),
+             cube.get_quat())
+    states = torch.cat(found, dim=-1)
+    height = states[:, 11] - 0.02
+    near = 1.0 - torch.tanh(5.0 * torch.linalg.norm(states[:, :3] - states[:, 9:12], dim=1))
+    lifted, success = torch.clamp(height / 0.1, 0.0, 1.0), height >= 0.1
+    return states, near + lifted + 5.0 * success, success
+measure(reset, step, lambda: 2 * torch.rand(BATCH, 9) - 1, rows=BATCH)
+"""
+"""The scene of ours, as a user of Genesis writes it; it has no environments of its own."""
+
 
 def _libero(env_class: str, arguments: str) -> str:
     return f"""
@@ -242,6 +280,7 @@ STATES: Loops = {
     "calvin": ({"images": False}, _calvin("[]")),
     "mjlab": ({"task": "Mjlab-Cartpole-Balance", "own_seeds": False}, _MJLAB),
     "isaaclab": ({"task": "Isaac-Cartpole", "offline": True, "own_seeds": False}, _ISAACLAB),
+    "genesis": ({}, _GENESIS),
 }
 """Options of ours, and the loop that the simulator's users write, on the same task."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
 from functools import cached_property
@@ -49,9 +50,19 @@ class FineTuning(SupervisedTask[FineTuningConfig]):
     def instead_of_evaluation(self) -> str:
         """Who asks the model, and where the loss on held-out texts is seen."""
         run, model = (shlex.quote(str(each)) for each in (self.directory, self._left))
+        task = self.config.data.task
+        if task is None:
+            asked = f"evaluation/math500 model.path={model} benchmark.path=FILE"
+        else:
+            given = {"type": task.type, **task.model_dump(mode="json", exclude_defaults=True)}
+            section = shlex.quote(f"data.task={json.dumps(given)}")
+            asked = (
+                f"reasoning/arithmetic_grpo model.path={model} model.architecture=null "
+                f"warm_start=null {section}"
+            )
         return (
-            f"its model answers prompts by: rlinf eval evaluation/math500 model.path={model} "
-            f"benchmark.path=FILE; its losses are shown by: rlinf view {run}"
+            f"its model answers prompts by: rlinf eval {asked}; its losses are shown by: "
+            f"rlinf view {run}"
         )
 
     @property

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import math
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
@@ -130,10 +131,21 @@ def test_a_language_model_is_not_evaluated_but_can_be_asked(
         assert main(["eval", str(run)]) == 2
     told = " ".join(capsys.readouterr().err.split())
     assert "runs of task 'sft' are not evaluated; its model answers prompts by: " in told
-    command = f"rlinf eval evaluation/math500 model.path={run / 'model'} benchmark.path="
-    assert command in told
-    questions = tmp_path / "questions.jsonl"
+    command = told.partition("answers prompts by: rlinf eval ")[2].partition("; its losses")[0]
+    assert f"model.path={run / 'model'} " in command
+    assert main(["eval", *shlex.split(command), "--dry-run", f"runner.output_dir={tmp_path}"]) == 0
+    # One that learnt from files answers a file.
+    examples, questions = tmp_path / "examples.jsonl", tmp_path / "questions.jsonl"
+    examples.write_text('{"prompt": "12", "answer": "12"}\n' * 4)
     questions.write_text('{"problem": "12", "answer": "12", "level": 1}\n')
+    files = f"data.files={{train: [{examples}]}}"
+    given = ("~data.task", files, "~model.architecture", "~validation")
+    other = tmp_path / "other"
+    model = f"model.path={run / 'model'}"
+    run_recipe(write_fine_tuning(tmp_path), other, *given, model, "runner.total_steps=1")
+    assert main(["eval", str(other)]) == 2
+    command = f"rlinf eval evaluation/math500 model.path={other / 'model'} benchmark.path="
+    assert command in " ".join(capsys.readouterr().err.split())
     words = [*command.split()[2:-1], f"benchmark.path={questions}", "--dry-run"]
     assert main(["eval", *words, f"runner.output_dir={tmp_path}"]) == 0
 

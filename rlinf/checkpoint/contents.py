@@ -42,7 +42,7 @@ class Parts:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class PassedOver:
     """A checkpoint that was not used, and why."""
 
     path: Path
@@ -55,7 +55,7 @@ class Checkpoint(Manifest):
 
     path: Path
     tree: Any
-    refused: tuple[Refusal, ...] = ()
+    refused: tuple[PassedOver, ...] = ()
     """Newer ones that ``load("latest")`` had to pass over."""
 
     @contextmanager

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.checkpoint.config import CheckpointConfig
-from rlinf.checkpoint.contents import Checkpoint, Parts, Refusal, load_checkpoint, write_files
+from rlinf.checkpoint.contents import Checkpoint, Parts, PassedOver, load_checkpoint, write_files
 from rlinf.checkpoint.files import is_disk_full, point_link, sync_directory
 from rlinf.checkpoint.manifest import STEP_NAME, Manifest, read_manifest
 from rlinf.checkpoint.tree import EncodedTree, encode
@@ -330,14 +330,14 @@ class CheckpointStore:
         raise CheckpointError(f"{self.directory} has no checkpoint of step {which}{hint}.")
 
     def _first_good(self, steps: Sequence[int], wanted: str) -> Checkpoint:
-        refused: list[Refusal] = []
+        refused: list[PassedOver] = []
         for step in steps:
             try:
                 found = load_checkpoint(self.path(step))
             except CheckpointError as error:
                 on = "Trying the one before it." if step != steps[-1] else "There is no other one."
                 logger.warning("%s %s", error, on)
-                refused.append(Refusal(self.path(step), str(error)))
+                refused.append(PassedOver(self.path(step), str(error)))
             else:
                 return replace(found, refused=tuple(refused))
         reasons = "".join(f"\n  {refusal.reason}" for refusal in refused)

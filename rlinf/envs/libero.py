@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -25,6 +27,8 @@ from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
 CAMERAS = {"main_images": "agentview", "wrist_images": "robot0_eye_in_hand"}
+ORIGINAL = ("libero_spatial", "libero_object", "libero_goal", "libero_90", "libero_10")
+"""LIBERO's own suites; the others are variants."""
 _IDLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 
 
@@ -70,6 +74,10 @@ class LiberoEnv(SimulatorEnv):
     finger joints. Actions [7] move the gripper (OSC_POSE, displacement and rotation in [-1, 1]);
     the last one closes it above 0. Success is the goal predicate of the task's BDDL file; an
     episode ends there with reward 1.
+
+    A task of LIBERO's own suites is told by the name of its file, as in published evaluations and
+    data sets. A variant keeps that name where it changes the words or the goal, so it is told by
+    what its BDDL file says, as in the evaluation of LIBERO-PRO.
     """
 
     Options = LiberoOptions
@@ -92,7 +100,7 @@ class LiberoEnv(SimulatorEnv):
         super().__init__(options)
         self._suite = _suite(options.suite)
         self._tasks = options.tasks or tuple(range(self._suite.n_tasks))
-        self.task_descriptions = tuple(self._suite.get_task(task).language for task in self._tasks)
+        self.task_descriptions = tuple(_told(self._suite.get_task(task)) for task in self._tasks)
         self._states = {task: self._suite.get_task_init_states(task) for task in self._tasks}
         self._simulator: _Simulator | None = None
         shapes: dict[str, tuple[int, ...]] = {"states": (8,)}
@@ -201,15 +209,12 @@ class _Simulator:
         from rlinf.envs.mujoco.picture import Painter
 
         with quiet():
-            from libero.libero import get_libero_path
             from libero.libero.envs.env_wrapper import ControlEnv
 
             # Fixtures stand where they are drawn here, and no initial state says where.
             np.random.seed(0)
             self._env = ControlEnv(
-                bddl_file_name=os.path.join(
-                    get_libero_path("bddl_files"), task.problem_folder, task.bddl_file
-                ),
+                bddl_file_name=str(_problem_file(task)),
                 has_offscreen_renderer=False,
                 use_camera_obs=False,
                 hard_reset=False,
@@ -282,6 +287,28 @@ def axis_angle(quaternion: np.ndarray) -> np.ndarray:
         return np.zeros(3)
     turned: np.ndarray = quaternion[:3] * 2.0 * np.arccos(w) / length
     return turned
+
+
+def instruction_in(problem: str) -> str:
+    """Return what a BDDL text says that is to be done, in lower case, as LIBERO reads it."""
+    read = re.sub(r";.*", "", problem).lower()
+    found = re.search(r"\(:language\s([^()]*)\)", read)
+    return " ".join(found[1].split()) if found else ""
+
+
+def _told(task: Any) -> str:
+    """What the policy is told of a task."""
+    if task.problem_folder in ORIGINAL:
+        return str(task.language)
+    return instruction_in(_problem_file(task).read_text(encoding="utf-8"))
+
+
+def _problem_file(task: Any) -> Path:
+    """The BDDL file of a task."""
+    with quiet():
+        from libero.libero import get_libero_path
+
+    return Path(get_libero_path("bddl_files"), task.problem_folder, task.bddl_file)
 
 
 def _suites() -> list[str]:

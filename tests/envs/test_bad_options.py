@@ -84,7 +84,9 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
 UNDER_ITS_INTERPRETER: list[tuple[str, dict[str, Any], str, str]] = [
     *BAD,
     ("libero", {"suite": "libero_spatal"}, "suite", "libero_spatial"),
+    ("libero", {"suite": "libero_goal_with_red_stick"}, "suite", "libero_goal_with_milk"),
     ("libero", {"tasks": [12]}, "tasks", "nearest: 9"),
+    ("libero", {"suite": "libero_10_with_milk"}, "tasks", "nearest: [0, 1, 2, 5, 6, 7, 8, 9]"),
     ("libero", {"models": 0}, "models", "nearest: 1"),
     ("isaaclab", {"task": "Isaac-Cartpol"}, "task", "Isaac-Cartpole"),
     ("dm_control", {"task": "walker-walk", "camera": "sid"}, "camera", "side"),

@@ -264,6 +264,10 @@ class SimulatorBatch(Simulator):
     """Whether the simulator executes a chunk in one call: :meth:`chunk_step` exists and
     :meth:`step` does not. The call counts as one step to ``step_deadline``."""
 
+    one_batch_per_process: ClassVar[bool] = False
+    """Whether a process can hold one batch alone: each pipeline stage is a batch, so that there can
+    be no second one."""
+
     def __init__(self, options: Any, num_envs: int) -> None:
         self.options = options
         self.num_envs = num_envs

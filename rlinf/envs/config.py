@@ -139,6 +139,12 @@ class EnvConfig(StrictModel):
             raise illegal("leave_out_failing_tasks", why, hint="write false")
         return self
 
+    @property
+    def one_batch_per_process(self) -> bool:
+        """Whether the simulator leaves no room for a second pipeline stage."""
+        adapter = REGISTRY.load(self.type)
+        return issubclass(adapter, SimulatorBatch) and adapter.one_batch_per_process
+
     @cached_property
     def adapter_options(self) -> Any:
         """The options as the adapter's dataclass, defaults filled in."""

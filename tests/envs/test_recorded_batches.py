@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +18,12 @@ from scipy.spatial.transform import Rotation
 from rlinf.cli.main import main
 from rlinf.envs import installation
 from rlinf.envs.base import REGISTRY, SimulatorBatch
+from rlinf.envs.batches import isaaclab
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.env_conformance import check_env
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError
+from rlinf.runners.embodied_config import EmbodiedConfig
 
 RECORDED = Path(__file__).with_name("recorded")
 STACK = "IsaacContrib-Stack-Cube-Franka-IK-Rel-Visuomotor"
@@ -100,10 +103,19 @@ def require_protocol(name: str) -> None:
 
 def require_training(name: str, tmp_path: Path) -> None:
     """Two steps of PPO."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe_of(name)))  # which is YAML as well
+    assert main(["train", str(path), "--run-dir", str(tmp_path / "run")]) == 0
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(line) for line in lines]
+    assert sum("actor/loss" in step for step in steps) == 2
+
+
+def recipe_of(name: str) -> dict[str, Any]:
     settings = {"options": OPTIONS[name], "max_episode_steps": 4, "processes": 1}
     layers = {"channels": [4, 4], "kernel_sizes": [8, 4], "strides": [8, 2]}
     model = {"type": "cnn", "hidden_sizes": [8], "image_features": 8, **layers}
-    recipe = {
+    return {
         "task": "embodied",
         "runner": {"total_env_steps": 32},
         "env": {"num_envs": 4, "train": {"type": name, **settings}},
@@ -114,12 +126,6 @@ def require_training(name: str, tmp_path: Path) -> None:
         "evaluation": {"interval": 100, "episodes": 2, "num_envs": 2, "video_episodes": 0},
         "logger": {"backends": []},
     }
-    path = tmp_path / "recipe.yaml"
-    path.write_text(json.dumps(recipe))  # which is YAML as well
-    assert main(["train", str(path), "--run-dir", str(tmp_path / "run")]) == 0
-    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
-    steps = [json.loads(line) for line in lines]
-    assert sum("actor/loss" in step for step in steps) == 2
 
 
 def test_every_batch_says_how_it_is_had() -> None:
@@ -213,6 +219,52 @@ def test_isaac_lab_steps_one_batch_in_a_process(batch: Any) -> None:
     batch("isaaclab", 2)
     with pytest.raises(ConfigError, match="pipeline_stage_num"):
         make("isaaclab", 2)
+
+
+def test_a_second_stage_of_isaac_lab_is_refused_before_anything_starts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = recipe_of("isaaclab")
+    loop = EmbodiedConfig.model_validate(recipe).planning.constraints.components["env"]
+    assert loop.pipeline_stages == (1,)  # the planner tries no second one, either
+    path = tmp_path / "recipe.yaml"
+    path.write_text(json.dumps(recipe))
+    assert main(["train", str(path), "--dry-run", "rollout.pipeline_stage_num=2"]) == 2
+    _, problem = capsys.readouterr().err.strip().splitlines()
+    assert re.search(r"rollout\.pipeline_stage_num .*`isaaclab` of env.train.*nearest: 1", problem)
+
+
+def test_isaac_lab_names_the_nearest_engine_of_physics(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    declared = (
+        "class A(PresetCfg):\n    newton_mjwarp: NewtonCfg = N()\n    physx: OvPhysxCfg = P()\n"
+    )
+    (tmp_path / "task.py").write_text(declared)
+    monkeypatch.setattr(isaaclab, "package_folder", lambda name: tmp_path)
+    adapter = REGISTRY.load("isaaclab")
+    for taken in ("newton_mjwarp", "newton", "physx"):
+        adapter.check(adapter.Options(task=STACK, overrides=(f"physics={taken}", "env.x=1")), 20)
+    with pytest.raises(ConfigError, match=r"options\.overrides.*did you mean `newton_mjwarp`"):
+        adapter.check(adapter.Options(task=STACK, overrides=("physics=newton_mjwrap",)), 20)
+
+
+def test_isaac_lab_says_in_a_line_what_it_has_against_an_override(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import isaaclab_tasks.utils
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ValueError("Unknown preset(s): x\n\nAvailable:\n\n  rgb\n    -> env.scene")
+
+    monkeypatch.setattr(isaaclab_tasks.utils, "parse_env_cfg", refuse)
+    with pytest.raises(ConfigError) as refused:
+        make("isaaclab", 1, overrides=("presets=x",))
+    assert re.fullmatch(
+        r"options\.overrides: .*: x Available: rgb -> env.scene.*", str(refused.value)
+    )
+    with pytest.raises(ValueError, match="Unknown"):  # none of the user's making
+        make("isaaclab", 1)
 
 
 def test_isaac_lab_names_the_nearest_task() -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
+from rlinf.config.nearest import did_you_mean
 from rlinf.envs.base import Observation, package_folder, require_known, require_package
 from rlinf.envs.batches import require_device, to_numpy
 from rlinf.envs.batches.manager_based import (
@@ -18,11 +21,12 @@ from rlinf.envs.batches.manager_based import (
     ManagerBasedOptions,
 )
 from rlinf.envs.requirements import Requirements
-from rlinf.errors import ConfigError
+from rlinf.errors import ConfigError, told
 
 CAMERAS = {"table_cam": "main_images", "wrist_cam": "wrist_images"}
 PROPRIOCEPTION = ("eef_pos", "eef_quat", "gripper_pos")
 WITHOUT_DOWNLOADS = ("Isaac-Cartpole",)
+_OF_BEFORE = ("newton", "kamino")  # which Isaac Lab still takes for `newton_mjwarp` and so on
 
 
 @dataclass(frozen=True)
@@ -63,16 +67,22 @@ class IsaacLabEnv(ManagerBasedBatch):
         download_mb=3300,
         disk_mb=7600,
         licence="BSD-3-Clause; Isaac Sim and assets their own",
+        # Or Hydra prints what it has against an override, and ends the process.
+        variables={"HYDRA_FULL_ERROR": "1"},
     )
+    one_batch_per_process = True
     _launched: ClassVar[Any] = None
 
     @classmethod
     def check(cls, options: IsaacLabOptions, max_episode_steps: int) -> None:
-        """Refuse unknown tasks, and what would need the asset server where it must not be asked."""
+        """Refuse unknown tasks and engines of physics, and what would need the asset server where
+        it must not be asked. Other overrides are judged by Isaac Lab, whose import takes half a
+        minute."""
         require_package("isaaclab", cls.requirements)
         require_device(options.device)
         if known := list(WITHOUT_DOWNLOADS) if options.offline else _tasks():
             require_known("task", options.task, known)
+        _require_physics(options.overrides)
 
     def _make(self) -> Any:
         import gymnasium
@@ -91,9 +101,10 @@ class IsaacLabEnv(ManagerBasedBatch):
         if task not in gymnasium.registry:
             known = [name for name in gymnasium.registry if name.startswith("Isaac")]
             require_known("task", task, known)
-        config = parse_env_cfg(
-            task, self.options.device, self.num_envs, overrides=self.options.overrides
-        )
+        with _overriding(self.options.overrides):
+            config = parse_env_cfg(
+                task, self.options.device, self.num_envs, overrides=self.options.overrides
+            )
         self._configure(config)
         mine = type(self)
         if mine._launched is None:  # it stays until the process ends, as Isaac Sim wants it
@@ -149,6 +160,50 @@ def _tasks() -> list[str]:
     folder = package_folder("isaaclab_tasks")
     files = folder.rglob("__init__.py") if folder.name else ()
     return [name for file in files for name in re.findall(r'id="(Isaac[^"]+)"', file.read_text())]
+
+
+def _physics() -> list[str]:
+    """What any task of Isaac Lab calls an engine of physics, read from its sources."""
+    folder = package_folder("isaaclab_tasks")
+    files = folder.rglob("*.py") if folder.name else ()
+    declared = re.compile(r"^\s+(\w+): \w*(?:Newton|Physx|PhysxAuto)Cfg\b", re.MULTILINE)
+    return [name for file in files for name in declared.findall(file.read_text(encoding="utf-8"))]
+
+
+def _require_physics(overrides: tuple[str, ...]) -> None:
+    """Refuse an override ``physics=NAME`` that no task has.
+
+    Raises:
+        ConfigError: With the nearest name.
+    """
+    pairs = [each.lstrip("-").partition("=") for each in overrides]
+    wanted = [
+        name.strip() for key, _, names in pairs if key == "physics" for name in names.split(",")
+    ]
+    if not any(wanted) or not (known := _physics()):
+        return
+    for name in filter(None, wanted):
+        if name not in (*known, *_OF_BEFORE):
+            why = f"no task has `physics={name}`; {did_you_mean(name, known)}"
+            raise ConfigError(why, key="options.overrides")
+
+
+@contextmanager
+def _overriding(overrides: tuple[str, ...]) -> Iterator[None]:
+    """Say in one line what Isaac Lab, or Hydra, has against overrides.
+
+    Raises:
+        ConfigError: They are refused.
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:
+        if not overrides:
+            raise
+        why = f"Isaac Lab refuses them: {told(error)}; nearest: leave out what it names"
+        raise ConfigError(why, key="options.overrides") from error
 
 
 def _joined(terms: dict[str, np.ndarray], names: list[str]) -> np.ndarray:

@@ -206,6 +206,7 @@ class EvaluatedConfig(PlacedConfig):
                 hint=f"nearest: {join_choices(nearest_multiples(unit, count))}",
             )
         yield from self._crowding_problems("evaluation.num_envs", count, shares)
+        yield from self._stage_problems()
         for name in ("episodes", "periodic_episodes"):
             played = getattr(self.evaluation, name)
             if not all(shares.count(section, played) for section in range(len(shares.sizes))):
@@ -222,6 +223,18 @@ class EvaluatedConfig(PlacedConfig):
                 hint=f"at most {parts} rollout processes, or a larger rollout.pipeline_stage_num",
             )
         yield from self._policy_problems()
+
+    @property
+    def _of_one_stage(self) -> list[str]:
+        """Keys of the sections whose simulator can have no second pipeline stage."""
+        return [key for key, env in self.env.sections.items() if env.one_batch_per_process]
+
+    def _stage_problems(self) -> Iterator[PydanticCustomError]:
+        """What stands against more than one pipeline stage."""
+        if self.rollout.pipeline_stage_num > 1 and (keys := self._of_one_stage):
+            why = f"is {self.rollout.pipeline_stage_num}, but `{self.env.sections[keys[0]].type}`"
+            why += f" of {keys[0]} steps one batch in a process, and each pipeline stage is a batch"
+            yield illegal(self.pipeline_key, why, hint="nearest: 1")
 
     def _crowding_problems(
         self, key: str, count: int, shares: Shares
@@ -404,9 +417,8 @@ class ActingConfig(EvaluatedConfig):
         # A training phase begins with all trajectories of the rollout.
         whole = ComponentConstraint(streams=False, even=False, residency="resident")
         # Nothing is offloaded.
-        loop = ComponentConstraint(
-            pipeline_stages=tuple(sorted({1, 2, stages})), residency="resident"
-        )
+        tried = {1} if self._of_one_stage else {1, 2, stages}
+        loop = ComponentConstraint(pipeline_stages=tuple(sorted(tried)), residency="resident")
         constraints = Constraints(
             items=envs,
             # What has the shares of all sections is divided no further.

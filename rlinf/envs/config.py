@@ -26,7 +26,7 @@ from rlinf.config.options import ComponentOptions, field_descriptions
 from rlinf.config.reasons import reason, required
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
 from rlinf.envs.installation import interpreter, reinstall_hint, variables
-from rlinf.envs.renderers import mujoco_renderer
+from rlinf.envs.renderers import RENDERERS, mujoco_renderer
 from rlinf.errors import ConfigError
 from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProcess
 
@@ -126,6 +126,7 @@ class EnvConfig(StrictModel):
         except ConfigError as error:
             raise illegal("type", str(error)) from error
         options = _validated_options(self.type, self.options)
+        self._require_renderer(options)
         if not issubclass(adapter, SimulatorBatch):
             return self
         if adapter.begins_together(options) and not self.ignore_terminations:
@@ -138,6 +139,16 @@ class EnvConfig(StrictModel):
             why = f"`{self.type}` resets a batch together, so no task can be told from the others"
             raise illegal("leave_out_failing_tasks", why, hint="write false")
         return self
+
+    def _require_renderer(self, options: Any) -> None:
+        """Refuse a ``MUJOCO_GL`` by which MuJoCo would not draw, where it draws."""
+        adapter = REGISTRY.load(self.type)
+        chosen, needs = self.variables.get("MUJOCO_GL", "disable"), adapter.requirements
+        of_mujoco = needs is not None and "MUJOCO_GL" in needs.variables
+        if chosen in RENDERERS or not (of_mujoco or adapter.draws_by_mujoco(options)):
+            return
+        hint = did_you_mean(chosen, RENDERERS)
+        raise illegal("variables.MUJOCO_GL", "is no renderer of MuJoCo", hint=hint)
 
     @property
     def one_batch_per_process(self) -> bool:

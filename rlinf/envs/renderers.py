@@ -8,15 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import logging
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
+from rlinf.config.nearest import did_you_mean
+
+log = logging.getLogger(__name__)
 _SECONDS = 120
 
 LIBRARIES = {"egl": "libEGL.so.1", "osmesa": "libOSMesa.so.8"}
 """What MuJoCo's renderers load, the better one first: EGL also draws on a GPU."""
+
+RENDERERS = (*LIBRARIES, "glfw", "disable")
+"""What ``MUJOCO_GL`` may be: also one that draws on a screen, and none."""
 
 SETTINGS = {
     "egl": {"MUJOCO_GL": "egl", "PYOPENGL_PLATFORM": "egl"},
@@ -158,13 +165,16 @@ def mujoco_renderer(python: str | None = None) -> str:
     """The ``MUJOCO_GL`` under which MuJoCo draws here: the user's own, ``egl`` or ``osmesa``.
 
     Where both libraries are there, EGL has to draw a frame to be chosen. ``disable`` where there is
-    none: then MuJoCo simulates without pictures.
+    none: then MuJoCo simulates without pictures. What the user chose and is no renderer is told of.
 
     Args:
         python: Interpreter that has MuJoCo; None: this one.
     """
     if (chosen := os.environ.get("MUJOCO_GL", "")) in (*LIBRARIES, "glfw"):
         return chosen
+    if chosen and chosen not in RENDERERS:
+        why = f"it is no renderer; {did_you_mean(chosen, RENDERERS)}"
+        log.warning("the shell's MUJOCO_GL=%s is not used: %s", chosen, why)
     there = [renderer for renderer, library in LIBRARIES.items() if loads(library)]
     if len(there) > 1 and draw(MUJOCO, "egl", python=python, size=32).fault:
         return "osmesa"

@@ -148,6 +148,8 @@ def test_both_commands_refuse_it_in_one_line(
     [
         ({"MUJOCO_GL": 1}, "variables.MUJOCO_GL"),
         ({"MUJOCO_GL": None}, "variables.MUJOCO_GL"),
+        ({"MUJOCO_GL": "eggl"}, "is no renderer of MuJoCo; did you mean `egl`?"),
+        ({"MUJOCO_GL": ""}, "known: disable, egl, glfw, osmesa"),
         ({"A=B": "x"}, "nearest: A"),
         ({"": "x"}, "nearest: NAME"),
         ({"A": "x\0y"}, "no system can set 'A'"),
@@ -157,10 +159,31 @@ def test_a_variable_that_cannot_be_set_is_refused(variables: dict[str, Any], mes
     with pytest.raises(ValueError, match=re.escape(message)):
         EnvConfig(
             type="gymnasium",
-            options={"id": "Pendulum-v1"},
+            options={"id": "HalfCheetah-v5"},
             max_episode_steps=5,
             variables=variables,
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "value"),
+    [
+        ("gymnasium", {"id": "Pendulum-v1"}, "eggl"),  # MuJoCo draws none of it
+        ("gymnasium", {"id": "HalfCheetah-v5"}, "glfw"),
+        ("metaworld", {"task": "reach-v3"}, "disable"),
+    ],
+)
+def test_other_renderers_are_left_to_the_user(
+    name: str, options: dict[str, Any], value: str
+) -> None:
+    EnvConfig(type=name, options=options, max_episode_steps=5, variables={"MUJOCO_GL": value})
+
+
+def test_a_renderer_is_judged_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = "env.train.variables.MUJOCO_GL=eggl"
+    assert main(["train", "quickstart", wrong, "--dry-run"]) == 2
+    _, problem = capsys.readouterr().err.strip().splitlines()
+    assert re.search(r"env\.train\.variables\.MUJOCO_GL .*did you mean `egl`", problem)
 
 
 @pytest.mark.slow

@@ -57,6 +57,21 @@ def test_the_user_chooses_first(monkeypatch: pytest.MonkeyPatch) -> None:
         mujoco_renderer.cache_clear()
 
 
+@pytest.mark.parametrize(("chosen", "told"), [("eggl", 1), ("egl", 0), ("disable", 0)])
+def test_what_the_shell_says_and_is_no_renderer_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, chosen: str, told: int
+) -> None:
+    monkeypatch.setenv("MUJOCO_GL", chosen)
+    monkeypatch.setattr(renderers, "loads", lambda library: library == LIBRARIES["egl"])
+    mujoco_renderer.cache_clear()
+    try:
+        assert [mujoco_renderer(), mujoco_renderer()] == ["egl", "egl"]
+    finally:
+        mujoco_renderer.cache_clear()
+    said = "the shell's MUJOCO_GL=eggl is not used: it is no renderer; did you mean `egl`?"
+    assert [said in message for message in caplog.messages] == [True] * told
+
+
 @pytest.mark.parametrize(
     ("identity", "given"),
     [("HalfCheetah-v5", "osmesa"), ("package:Arm-v0", "osmesa"), ("CartPole-v1", None)],

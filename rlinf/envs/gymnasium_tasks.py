@@ -157,7 +157,7 @@ class PandaGymEnv(GymnasiumTask):
 
 
 class GymnasiumRoboticsEnv(GymnasiumTask):
-    """Fetch arms, hands, mazes and a kitchen in MuJoCo, by goals."""
+    """Fetch arms, hands and mazes in MuJoCo, by goals."""
 
     name = "gymnasium_robotics"
     example: ClassVar[dict[str, Any]] = {"task": "FetchReachDense-v4"}

@@ -37,19 +37,24 @@ def to_install(name: str) -> str | None:
 
 
 # Published runs: environments, steps of a rollout and of an episode; discount; rates of policy and
-# critic, ε of the optimizer and its clipping; global batch; passes, or updates after a rollout;
-# training steps.
+# critic, ε of the optimizer, its weight decay and clipping; global and micro batch; passes, or
+# updates after a rollout; training steps.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
     "genesis_pick_cube_ppo": (
-        128, 200, 200, 0.99, 3e-4, 3e-4, 1e-8, 0.5, 128, 8, 200,
+        128, 200, 200, 0.99, 3e-4, 3e-4, 1e-8, 0.01, 0.5, 256, 128, 8, 200,
     ),
     "maniskill_pick_cube_ppo": (
-        1024, 50, 50, 0.8, 3e-4, 3e-4, 1e-5, 0.5, 6400, 8, 1000,
+        1024, 50, 50, 0.8, 3e-4, 3e-4, 1e-8, 0.01, 0.5, 6400, 6400, 8, 1000,
     ),
     "maniskill_pick_cube_sac": (
-        32, 2, 50, 0.8, 3e-4, 3e-4, 1e-8, 10.0, 1024, 32, 8000,
+        32, 2, 50, 0.8, 3e-4, 3e-4, 1e-8, 0.0, 10.0, 1024, 1024, 32, 8000,
     ),
 }  # fmt: skip
+# How each moves its arm, where there is a choice.
+CONTROL_MODES = {
+    "maniskill_pick_cube_ppo": "pd_joint_delta_pos",
+    "maniskill_pick_cube_sac": "pd_ee_delta_pos",
+}
 APART = [name for name in NAMES if to_install(name)]
 
 
@@ -107,12 +112,16 @@ def test_values_are_those_of_the_publication(name: str) -> None:
         actor.optim.lr,
         actor.optim.value_lr if on_policy else actor.optim.lr,
         actor.optim.eps,
+        actor.optim.weight_decay,
         actor.optim.max_grad_norm,
         actor.global_batch_size,
+        actor.micro_batch_size or actor.global_batch_size,
         actor.update_epoch if on_policy else config.updates(1),
         config.training_steps,
     )
     assert found == PUBLISHED[name]
+    options = config.env.train.adapter_options
+    assert getattr(options, "control_mode", None) == CONTROL_MODES.get(name)
     assert config.env.train.auto_reset
     assert config.env.train.ignore_terminations != on_policy
     assert (model.hidden_sizes, model.activation) == ((256, 256, 256), "tanh")
@@ -124,8 +133,8 @@ def test_values_are_those_of_the_publication(name: str) -> None:
         assert (algorithm.gae_lambda, algorithm.value_clip) == (0.95 if genesis else 0.9, 1.0)
         assert (algorithm.reward_type, algorithm.logprob_type) == ("action_level", "action_level")
         assert algorithm.normalize_advantages
-        assert actor.micro_batch_size == actor.global_batch_size
-        assert actor.optim.weight_decay == (0.01 if genesis else 0.0)
+        assert algorithm.clip_ratio_c == 3.0
+        assert algorithm.bootstrap_type == ("standard" if genesis else "always")
     else:
         assert (algorithm.tau, algorithm.initial_temperature) == (0.01, 0.01)
         assert algorithm.target_entropy == -4.0

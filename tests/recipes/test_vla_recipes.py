@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.config import GRPOConfig, PPOConfig
 from rlinf.algorithms.denoising.config import NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
@@ -25,18 +26,39 @@ from rlinf.workers.config.supervised import BehaviourCloningConfig
 
 from .conftest import rlinf
 
-# Model, method, env type; environments, steps of a rollout, actions of a chunk, global batch.
+# Model, method, denoising steps, env type; environments, steps of a rollout and of an episode,
+# actions of a chunk; global and micro batch, passes; rates of policy and values, the optimizer's β₂
+# and clipping.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
-    "libero_spatial_ppo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
-    "libero_spatial_ppo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
-    "libero_spatial_grpo_pi0": ("pi0", "flow_sde", "libero", 64, 1920, 5, 2048),
-    "libero_spatial_grpo_pi05": ("pi05", "flow_sde", "libero", 64, 1920, 5, 2048),
-    "metaworld_mt50_ppo_pi0": ("pi0", "flow_noise", "metaworld", 64, 1920, 5, 2048),
-    "libero_spatial_gr00t_ppo": ("gr00t", "flow_sde", "libero", 64, 1920, 5, 1024),
-    "calvin_ppo_pi05": ("pi05", "flow_sde", "calvin", 64, 1920, 5, 2048),
-    "robocasa_close_drawer_grpo_pi0": ("pi0", "flow_sde", "robocasa", 64, 2400, 10, 1920),
-    "behavior_ppo_pi0": ("pi0", "flow_sde", "behavior", 8, 32000, 10, 16),
-}
+    "libero_spatial_ppo_pi0": (
+        "pi0", "flow_sde", 4, "libero", 64, 1920, 240, 5, 2048, 128, 4, 5e-6, 1e-4, 0.95, 1.0,
+    ),
+    "libero_spatial_ppo_pi05": (
+        "pi05", "flow_sde", 3, "libero", 64, 1920, 240, 5, 2048, 128, 1, 5e-6, 1e-4, 0.95, 1.0,
+    ),
+    "libero_spatial_grpo_pi0": (
+        "pi0", "flow_sde", 4, "libero", 64, 1920, 240, 5, 2048, 128, 2, 5e-6, None, 0.95, 1.0,
+    ),
+    "libero_spatial_grpo_pi05": (
+        "pi05", "flow_sde", 3, "libero", 64, 1920, 240, 5, 2048, 128, 1, 5e-6, None, 0.95, 1.0,
+    ),
+    "metaworld_mt50_ppo_pi0": (
+        "pi0", "flow_noise", 5, "metaworld", 64, 800, 100, 5, 2048, 128, 4, 1e-5, 1e-4, 0.95, 1.0,
+    ),
+    "libero_spatial_gr00t_ppo": (
+        "gr00t", "flow_sde", 4, "libero", 64, 1920, 240, 5, 1024, 128, 4, 5e-6, 1e-4, 0.95, 1.0,
+    ),
+    "calvin_ppo_pi05": (
+        "pi05", "flow_sde", 5, "calvin", 64, 3840, 480, 5, 2048, 128, 4, 5e-6, 1e-4, 0.95, 1.0,
+    ),
+    # Its batches are ours: 2048, and 128 of each, would not divide a rollout.
+    "robocasa_close_drawer_grpo_pi0": (
+        "pi0", "flow_sde", 5, "robocasa", 64, 2400, 300, 10, 1920, 120, 4, 5e-6, None, 0.95, 2.0,
+    ),
+    "behavior_ppo_pi0": (
+        "pi0", "flow_sde", 4, "behavior", 8, 32000, 4000, 10, 16, 2, 1, 1e-4, 3e-3, 0.999, 10.0,
+    ),
+}  # fmt: skip
 
 TARGET = (
     r"success .*0\.\d{3}|\d % to \d|to \d\d\.\d % of success|success it reached is not known here"
@@ -71,14 +93,29 @@ def test_published_runs_are_accepted_with_their_values(
     given += [f"model.tokenizer={tmp_path}"] if "gr00t" in name else []
     _, _, config = read_config(f"vla/{name}", given)
     assert isinstance(config, EmbodiedConfig)
-    model = config.model
+    model, actor, env = config.model, config.actor, config.env
+    optim, algorithm = actor.optim, config.algorithm
     assert isinstance(model, FlowConfig)
+    assert isinstance(algorithm, PPOConfig | GRPOConfig)
     found = (
-        model.type, model.method, config.env.train.type, config.env.num_envs,
-        config.rollout.steps, model.num_action_chunks, config.actor.global_batch_size,
+        model.type, model.method, model.denoising_steps, env.train.type, env.num_envs,
+        config.rollout.steps, env.train.max_episode_steps, model.num_action_chunks,
+        actor.global_batch_size, actor.micro_batch_size, actor.update_epoch,
+        optim.lr, optim.value_lr, optim.beta2, optim.max_grad_norm,
     )  # fmt: skip
     assert found == PUBLISHED[name]
-    assert config.actor.optim.lr == (1e-4 if "behavior" in name else 5e-6)
+    assert config.training_steps == 1000
+    assert (optim.beta1, optim.eps, optim.weight_decay) == (0.9, 1e-8, 0.01)
+    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_c) == (0.2, 3.0)
+    assert algorithm.clip_ratio_high == (0.28 if "behavior" in name else 0.2)
+    if isinstance(algorithm, PPOConfig):
+        credit = algorithm.gamma, algorithm.gae_lambda, algorithm.value_clip, algorithm.huber_delta
+        assert credit == (0.99, 0.95, 0.2, 10.0)
+        assert (algorithm.normalize_advantages, algorithm.bootstrap_type) == (True, "standard")
+    else:
+        bounds = (0.1, 0.9) if "libero" in name else (None, None)
+        assert (algorithm.rewards_lower_bound, algorithm.rewards_upper_bound) == bounds
+        assert config.group_size == 8
     text = Path(f"recipes/vla/{name}.yaml").read_text()
     told = " ".join(text.partition("\ntask:")[0].replace("#", " ").split())
     assert "Not run at this size" in told

@@ -11,14 +11,15 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.config import PPOConfig
 from rlinf.config.load import load_recipe, recipe_names
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError
 from rlinf.runners.reasoning_config import ReasoningConfig
+from rlinf.trainers.config import OptimizerConfig
 
 from .conftest import rlinf
 
-# Of Moonlight's run only the tensor parallelism of the engine is published; the rest is ours.
 # Nodes, devices and engines; longest sequence, answers per prompt, prompts, optimizer steps; tensor
 # parallelism of actor and engine; rates of actor and critic.
 PUBLISHED: dict[str, tuple[Any, ...]] = {
@@ -32,9 +33,37 @@ PUBLISHED: dict[str, tuple[Any, ...]] = {
     "math_7b_grpo": (16, 128, 64, 28672, 32, 512, 4, 4, 2, 2e-5, None),
     "math_32b_grpo": (32, 256, 64, 28672, 32, 512, 4, 8, 4, 2e-5, None),
     "math_30b_a3b_grpo": (16, 128, 32, 28672, 16, 512, 4, 1, 4, 2e-6, None),
-    "math_moonlight_16b_grpo": (2, 16, 2, 8192, 16, 64, 4, 1, 8, 2e-6, None),
+    "math_moonlight_16b_grpo": (1, 8, 1, 8192, 8, 128, 4, 1, 8, 1e-6, None),
 }
+# β₂, ε, weight decay and clipping of the actor's optimizer, and of the critic's.
+OF_1_5B = (0.95, 1e-5, 0.05, 0.8)
+OF_PPO = (0.999, 1e-8, 0.01, 1.0)
+OPTIMIZERS = dict.fromkeys(PUBLISHED, OF_1_5B) | {
+    "math_1.5b_ppo": OF_PPO,
+    "math_7b_grpo": (0.95, 1e-5, 0.05, 1.0),
+    "math_32b_grpo": (0.95, 1e-5, 0.05, 1.0),
+    "math_30b_a3b_grpo": (0.95, 1e-15, 0.01, 1.0),
+    "math_moonlight_16b_grpo": (0.98, 1e-8, 0.1, 1.0),
+}
+# Longest prompt, where it is not 1024; tokens or sequences of a micro batch.
+PROMPTS = {"math_1.5b_ppo": 512, "math_moonlight_16b_grpo": 4096}
+PACKED = {"math_1.5b_ppo": 12288, "math_moonlight_16b_grpo": 8192}
+# Those that scale the loss of a micro batch by its tokens, or pack it; in the others, whose micro
+# batches are of one sequence, the mean over tokens is one over sequences.
+MEANS_OF_TOKENS = {
+    "math_1.5b_grpo_pipeline", "math_1.5b_grpo_one_node", "math_7b_grpo", "math_32b_grpo", *PACKED,
+}  # fmt: skip
+UNSHUFFLED = {
+    "math_1.5b_grpo", "math_1.5b_grpo_is", "math_1.5b_grpo_pipeline", "math_1.5b_grpo_one_node",
+    "math_1.5b_grpo_single_gpu", "math_1.5b_reinforce_pp", "math_1.5b_ppo", "math_30b_a3b_grpo",
+}  # fmt: skip
+PIPELINES = ("math_1.5b_grpo_pipeline", "math_1.5b_grpo_one_node")
 NAMES = [name for name in recipe_names() if name.startswith("reasoning/math_")]
+
+
+def optimizer(section: OptimizerConfig) -> tuple[float, float, float, float | None]:
+    assert section.beta1 == 0.9
+    return section.beta2, section.eps, section.weight_decay, section.max_grad_norm
 
 
 def architecture(name: str) -> str:
@@ -103,19 +132,42 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert found == PUBLISHED[name]
     assert engine.max_model_len == found[3]
     assert engine.max_running_requests == 64
-    assert config.data.max_prompt_length == 1024
+    assert config.data.max_prompt_length == PROMPTS.get(name, 1024)
     assert rollout.sampling.temperature == 1.0
-    assert (actor.optim.beta2, actor.optim.eps) == (0.95, 1e-5)
-    assert (actor.optim.weight_decay, actor.optim.max_grad_norm) == (0.05, 0.8)
-    assert (algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (0.2, 0.2)
+    assert optimizer(actor.optim) == OPTIMIZERS[name]
+    assert (actor.lr_sched.type, actor.shuffle) == ("constant", name not in UNSHUFFLED)
+    assert actor.max_tokens_per_micro_batch == PACKED.get(name)
+    assert actor.micro_batch_size == (None if name in PACKED else 1)
+    moonlight = "moonlight" in name
+    assert algorithm.clip_ratio_low == 0.2
+    assert algorithm.clip_ratio_high == (0.28 if moonlight else 0.2)
     assert (algorithm.entropy_bonus, algorithm.kl_beta) == (0, 0)
-    assert algorithm.early_stop_imp_ratio == 5.0
+    assert algorithm.early_stop_imp_ratio == (None if moonlight else 5.0)
+    mean = "token-mean" if name in MEANS_OF_TOKENS else "seq-mean-token-mean"
+    assert algorithm.loss_agg_func == mean
+    assert algorithm.normalize_advantages == (name not in PIPELINES)
     (reward,) = config.reward.functions.values()
     section: Any = reward
     assert (section.max_value * section.scale, section.min_value * section.scale) == (5.0, -5.0)
 
 
-@pytest.mark.parametrize("name", ["math_1.5b_grpo_pipeline", "math_1.5b_grpo_one_node"])
+def test_values_of_one_algorithm_alone_are_those_of_the_publication() -> None:
+    recipe = load_recipe("reasoning/math_1.5b_reinforce_pp")
+    config = validate(ReasoningConfig, recipe.data, recipe)
+    assert (config.algorithm.kl_reward_beta, config.algorithm.kl_reward_type) == (0.001, "k2")
+    recipe = load_recipe("reasoning/math_1.5b_ppo")
+    config = validate(ReasoningConfig, recipe.data, recipe)
+    algorithm, critic = config.algorithm, config.critic
+    assert isinstance(algorithm, PPOConfig)
+    assert critic is not None
+    credit = algorithm.gamma, algorithm.gae_lambda, algorithm.value_clip, algorithm.huber_delta
+    assert credit == (1.0, 1.0, 0.5, 1e4)
+    assert (optimizer(critic.optim), critic.max_tokens_per_micro_batch) == (OF_PPO, 12288)
+    steps = config.runner.total_steps
+    assert (steps, critic.lr_sched.factor(steps, steps)) == (1650, 0.0)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
 def test_a_pipeline_trains_while_it_generates(name: str) -> None:
     recipe = load_recipe(f"reasoning/{name}")
     config = validate(ReasoningConfig, recipe.data, recipe)
@@ -234,12 +286,17 @@ def test_the_recipe_with_pictures_is_accepted_with_the_values_of_the_publication
     config = validate(ReasoningConfig, recipe.data, recipe)
     rollout, actor, algorithm = config.rollout, config.actor, config.algorithm
     assert (config.cluster.num_nodes, config.world_size("actor")) == (1, 8)
-    assert config.data.max_prompt_length + rollout.sampling.max_new_tokens == 8192
+    assert (config.data.max_prompt_length, rollout.sampling.max_new_tokens) == (4096, 4096)
     assert (rollout.group_size, rollout.prompts, actor.n_minibatches) == (8, 64, 1)
     assert (actor.optim.lr, algorithm.clip_ratio_low, algorithm.clip_ratio_high) == (
         1e-6,
         0.2,
         0.28,
     )
-    assert algorithm.importance_sampling_clip == 2.0
+    assert optimizer(actor.optim) == (0.98, 1e-8, 0.1, 1.0)
+    assert (actor.max_tokens_per_micro_batch, actor.lr_sched.type) == (8192, "constant")
+    assert (algorithm.loss_agg_func, algorithm.importance_sampling_clip) == (
+        "seq-mean-token-mean",
+        2.0,
+    )
     assert "Not run" in Path("recipes", f"{name}.yaml").read_text()

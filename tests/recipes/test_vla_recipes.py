@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from rlinf.algorithms.config import GRPOConfig, PPOConfig
-from rlinf.algorithms.denoising.config import NFTConfig
+from rlinf.algorithms.denoising.config import DSRLConfig, NFTConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.calvin import CalvinEnv
 from rlinf.envs.household.behavior import BehaviorEnv
 from rlinf.envs.household.robocasa import RobocasaEnv
 from rlinf.envs.libero import LiberoEnv
 from rlinf.errors import ConfigError
+from rlinf.models.steering_config import SteeredConfig
 from rlinf.models.vla.config import FlowConfig, PublishedConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 from rlinf.workers.config.acting import EvaluatedConfig
@@ -204,6 +205,15 @@ def test_the_published_run_of_dsrl_is_accepted_with_its_values(
     assert (config.env.num_envs, config.samples, config.updates(0)) == (16, 16 * 48, 199)
     assert config.updates(1) + config.updates(2) == 2 * 200
     assert (config.actor.global_batch_size, config.actor.optim.beta2) == (512, 0.96)
+    model, algorithm = config.model, config.algorithm
+    assert isinstance(model, SteeredConfig)
+    assert isinstance(model.base, FlowConfig)
+    assert isinstance(algorithm, DSRLConfig)
+    assert (model.image_keys, model.q_functions) == (("main_images",), 10)
+    assert (model.base.denoising_steps, model.base.num_action_chunks) == (4, 5)
+    assert (algorithm.gamma, algorithm.tau, algorithm.target_entropy) == (0.999, 0.005, -16.0)
+    assert (algorithm.agg_q, algorithm.backup_entropy) == ("mean", False)
+    assert config.training_steps == 20_000
     code, shown, error = rlinf(capsys, "train", name, "--dry-run", given)
     assert code == 0, error
     assert "nothing was started" in shown

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from rlinf.algorithms.base_config import ClippedConfig
+from rlinf.algorithms.config import CriticConfig
 from rlinf.cli.tasks import read_config
 from rlinf.envs.household import robotwin
 from rlinf.envs.requirements import SOURCE_VARIABLE
@@ -97,7 +99,13 @@ def test_values_are_those_of_the_publication(name: str) -> None:
     assert found == PUBLISHED[name]
     clips = {"openvla_ppo": 0.2, "openvla_async_ppo": 0.3}
     clip = next((bound for end, bound in clips.items() if name.endswith(end)), 0.28)
-    assert config.algorithm.clip_ratio_high == clip
+    algorithm = config.algorithm
+    assert algorithm.clip_ratio_high == clip
+    assert isinstance(algorithm, ClippedConfig)
+    assert algorithm.clip_ratio_c == 3.0
+    if isinstance(algorithm, CriticConfig):
+        ended = "standard" if "async" in name else "always"
+        assert (algorithm.bootstrap_type, algorithm.value_clip) == (ended, 0.2)
     # A group of the one rollout without a second episode is whole where nothing follows its ends.
     assert train.auto_reset == (not name.endswith("put_on_plate_openvla_oft_grpo"))
     temperature = 1.0 if name.startswith("maniskill") else 1.6

@@ -4,12 +4,15 @@ import json
 import logging
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
 import textwrap
+from concurrent.futures import wait
 from contextlib import suppress
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
@@ -28,6 +31,7 @@ from rlinf.monitor.loggers.base import (
     LoggerContext,
     MetricLogger,
 )
+from rlinf.monitor.loggers.mlflow import MlflowLogger
 from rlinf.monitor.metrics_log import JsonlLogger, MetricsLog, read_metrics
 
 FILE_ONLY = LoggerConfig(backends=())
@@ -282,7 +286,7 @@ def log_twice(run_dir, name):
     """Log with a real service in its offline form, stop, and go on from step 2."""
     config = LoggerConfig(backends=(name,), mode="offline", project="tests")
     with MetricsLog(run_dir, config, run_config={"model": {"type": "mlp"}}) as metrics:
-        metrics.log(1, {"env/return": 0.5})
+        metrics.log(1, {"env/return": 0.5, "eval/pass@1": 0.25})
         metrics.log(2, {"env/return": 1.5})
         cursor = metrics.cursor()
         metrics.log(3, {"env/return": -1})
@@ -318,14 +322,74 @@ def test_mlflow_in_a_file(tmp_path, monkeypatch):
     log_twice(tmp_path, "mlflow")
     assert not list(elsewhere.iterdir())
     with sqlite3.connect(tmp_path / "mlflow" / "mlflow.db") as database:
-        rows = database.execute("select step, value from metrics order by step, timestamp")
+        rows = database.execute(
+            "select step, value from metrics where key = 'env/return' order by step, timestamp"
+        )
         assert rows.fetchall() == [(1, 0.5), (2, 1.5), (3, -1), (3, 2.5)]
+        others = database.execute("select key, value from metrics where key != 'env/return'")
+        assert others.fetchall() == [("eval/pass_1", 0.25)]
         assert database.execute("select key, value from params").fetchall() == [
             ("model.type", "mlp")
         ]
         # Building its tables must not have silenced our own logging.
         assert not logging.getLogger("rlinf.monitor.metrics_log").disabled
         assert database.execute("select status from runs").fetchall() == [("FINISHED",)]
+
+
+class MlflowClient:
+    """Takes what MLflow takes, and refuses all of a batch over one name."""
+
+    def __init__(self, tracking_uri):
+        self.batches, self.ended, self.refuses = [], [], False
+
+    def get_experiment_by_name(self, name):
+        return SimpleNamespace(experiment_id="0")
+
+    def create_run(self, experiment_id, run_name):
+        return SimpleNamespace(info=SimpleNamespace(run_id="a run"))
+
+    def update_run(self, run_id, status): ...
+
+    def set_terminated(self, run_id, status):
+        self.ended.append(status)
+
+    def log_batch(self, run_id, *, metrics, synchronous):
+        if self.refuses or any(re.search(r"[^/\w.\- :]", name) for name, *_ in metrics):
+            raise ValueError("a name is refused")
+        self.batches.append({name: value for name, value, *_ in metrics})
+
+
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch):
+    entities = SimpleNamespace(Metric=lambda *values: values)
+    monkeypatch.setitem(sys.modules, "mlflow", SimpleNamespace(MlflowClient=MlflowClient))
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    return MlflowLogger(LoggerContext(tmp_path))
+
+
+def test_mlflow_is_given_names_that_it_takes_and_that_stay_apart(mlflow):
+    step = {"eval/pass@1": 1.0, "env/success/put (a)": 2.0, "env/success/put 'a'": 3.0, "a//b": 4.0}
+    mlflow.log(1, step, 0.0)
+    mlflow.log(2, {"env/success/put 'a'": 5.0}, 0.0)
+    mlflow.close()
+    first, second = mlflow._client.batches
+    assert list(first.values()) == [1.0, 2.0, 3.0, 4.0]
+    other = list(first)[2]
+    assert list(first) == ["eval/pass_1", "env/success/put _a_", other, "a/_/b"]
+    assert re.fullmatch(r"env/success/put _a__[0-9a-f]{8}", other)
+    assert second == {other: 5.0}
+    assert mlflow._client.ended == ["FINISHED"]
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_a_step_that_mlflow_refuses_is_told_by_the_next_or_in_the_end(mlflow, ends):
+    mlflow._client.refuses = True
+    mlflow.log(1, {"actor/loss": 1.0}, 0.0)
+    wait(mlflow._pending)
+    mlflow._client.refuses = False
+    with pytest.raises(ValueError, match="a name is refused"):
+        mlflow.close() if ends else mlflow.log(2, {"actor/loss": 1.0}, 0.0)
+    assert mlflow._client.ended == ["FINISHED"] * ends
 
 
 @pytest.mark.slow

@@ -26,6 +26,7 @@ from rlinf.algorithms.denoising.nft import (
     regression_terms,
     signals,
 )
+from rlinf.envs.results import ACTION_MASK
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
@@ -128,6 +129,27 @@ def test_a_change_beyond_the_bound_is_cut_and_has_no_gradient() -> None:
     torch.testing.assert_close(near, old + torch.tensor([[[0.3, 0.4], [0.6, -0.8]]]))
     (gradient,) = torch.autograd.grad(near.sum(), velocity)
     assert gradient.tolist() == [[[1.0, 1.0], [0.0, 0.0]]]
+
+
+@pytest.mark.parametrize("level", ["action_level", "chunk_level"])
+@pytest.mark.parametrize("max_drift", [None, 0.5])
+def test_dimensions_that_an_environment_lacks_count_nowhere(
+    level: Any, max_drift: float | None
+) -> None:
+    terms = CHUNK if level == "action_level" else 1
+
+    def told(dims: int, own: Tensor | None) -> dict[str, float]:
+        velocity, old, wanted = (normal(4, CHUNK, 8, seed=k)[..., :dims] for k in range(3))
+        inputs = {OLD: old, WANTED: wanted, SCALE: torch.ones(4), STD: torch.zeros(4)}
+        inputs |= {} if own is None else {ACTION_MASK: own}
+        batch = Batch.of(inputs=inputs, mask=torch.ones(4, terms))
+        batch = replace(batch, advantages=torch.full((4, terms), 0.7))
+        one = nft(level=level, max_drift=max_drift)
+        loss, metrics = one.velocity_loss(velocity, batch, normalizer=4.0 * terms)
+        return {name: float(value) for name, value in metrics.items()} | {"loss": float(loss)}
+
+    own = (torch.arange(8) < 2).expand(4, 8)
+    assert told(8, own) == pytest.approx(told(2, None), rel=1e-5)
 
 
 def test_the_share_changes_evenly() -> None:

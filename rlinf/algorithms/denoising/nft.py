@@ -73,11 +73,7 @@ def energies(
     error = scale.reshape(-1, 1, 1) * (velocity - wanted)
 
     def over(terms: Tensor) -> Tensor:
-        if own is None:
-            found = terms.mean(dim=-1)
-        else:
-            held = own.unsqueeze(1).to(terms)
-            found = (terms * held).sum(dim=-1) / held.sum(dim=-1).clamp(min=1)
+        found = _mean_of_own(terms, own, dim=(-1,))
         return found.mean(dim=1, keepdim=True) if whole_chunk else found
 
     energy = over(error.square())
@@ -86,6 +82,14 @@ def energies(
     if weighting == "sigma":
         return energy / (std.square() + _LEAST_VARIANCE).reshape(-1, 1)
     return energy
+
+
+def _mean_of_own(terms: Tensor, own: Tensor | None, *, dim: tuple[int, ...]) -> Tensor:
+    """Mean of [N, C, A] over dimensions up to the last, of ``own`` [N, A] alone; None: of all."""
+    if own is None:
+        return terms.mean(dim=dim)
+    held = own.unsqueeze(1).to(terms).expand_as(terms)
+    return (terms * held).sum(dim=dim) / held.sum(dim=dim).clamp(min=1)
 
 
 def regression_terms(
@@ -100,12 +104,16 @@ def preference_terms(*, good: Tensor, towards: Tensor, away: Tensor, dpo_beta: f
     return functional.softplus(0.5 * dpo_beta * (2.0 * good - 1.0) * (towards - away))
 
 
-def bounded_change(*, velocity: Tensor, old: Tensor, bound: float, whole_chunk: bool) -> Tensor:
+def bounded_change(
+    *, velocity: Tensor, old: Tensor, bound: float, whole_chunk: bool, own: Tensor | None = None
+) -> Tensor:
     """[N, C, A] velocities that are no further from ``old`` than ``bound`` times its norm, over an
-    action or the chunk; one that is cut carries no gradient."""
+    action or the chunk; one that is cut carries no gradient. ``own`` [N, A] bool: norms are of the
+    dimensions that an environment has; None: of all."""
     dims = (1, 2) if whole_chunk else (2,)
     change = velocity - old
-    norms = [torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in (change, old)]
+    measured = (change, old) if own is None else (change * own.unsqueeze(1), old * own.unsqueeze(1))
+    norms = [torch.linalg.vector_norm(each, dim=dims, keepdim=True) for each in measured]
     share = bound * norms[1].clamp(min=1e-8) / norms[0].clamp(min=1e-8)
     return old + torch.where(share < 1.0, (change * share).detach(), change)
 
@@ -186,6 +194,7 @@ class NFT(Algorithm):
         """Share of a micro batch, with what :meth:`ask` found out, in the loss of velocities
         [n, C, A] at its points."""
         config, old, good = self.config, batch.inputs[OLD], advantages_of(batch)
+        own = batch.inputs.get(ACTION_MASK)
 
         def errors(at: Tensor) -> tuple[Tensor, Tensor]:
             both = candidates(velocity=at, old=old, beta=config.beta)
@@ -210,12 +219,13 @@ class NFT(Algorithm):
         if config.max_drift is not None:
             whole = config.level == "chunk_level"
             near = bounded_change(
-                velocity=velocity, old=old, bound=config.max_drift, whole_chunk=whole
+                velocity=velocity, old=old, bound=config.max_drift, whole_chunk=whole, own=own
             )
             bounded = regression(near)
             numbers["drift_clip_fraction"] = (terms < bounded).to(terms)
             terms = torch.maximum(terms, bounded)
-        drift = (velocity.detach() - old).square().mean(dim=(1, 2)).sqrt()
+        moved = (velocity.detach() - old).square()
+        drift = _mean_of_own(moved, own, dim=(1, 2)).sqrt()
         numbers["drift"] = drift.unsqueeze(1).expand_as(terms)
 
         def share(of_terms: Tensor) -> Tensor:

@@ -50,6 +50,7 @@ class Reasoning(Task[ReasoningConfig]):
         "cluster", "weight_sync", *_SCORING, "rollout.engine", "actor.tensor_parallel_size",
         "critic.tensor_parallel_size", "validation", "data.files.validation",
     )  # fmt: skip
+    evaluates_end = True
     figures = AnswerCounts.figures
 
     def __init__(self, config: ReasoningConfig, directory: Path) -> None:
@@ -171,11 +172,9 @@ class Reasoning(Task[ReasoningConfig]):
         run.save()
 
     def conclude(self, run: Run) -> None:
-        """Final evaluation, learning curve and the trained model."""
-        known = run.state.evaluated_now
-        if not known or run.last_evaluation is None:
-            evaluated = run.evaluate("periodic")
-            run.log({} if known else evaluated)
+        """Learning curve, the trained model and what it can do."""
+        if run.last_evaluation is None:  # the last step was committed by a former process
+            run.evaluate("periodic")
         path = self.directory / "model"
         run.groups.save_model(path)
         print(self.counts.summary(run))

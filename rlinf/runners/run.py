@@ -125,6 +125,7 @@ class Run:
             )
             while not self._finished():
                 observe(*self._step())
+            self._evaluate_end()
             self.save()
             self._progress.stop()
             if not self.interrupted:
@@ -195,6 +196,13 @@ class Run:
         if self._found_best() or self._config.checkpoint.due(self.state.step, minutes):
             self.save(blocking=False)
         return report, seconds
+
+    def _evaluate_end(self) -> None:
+        """Evaluate the last step where its task wants it, before it is committed: what is logged
+        behind that, and its score, would be lost to a run that goes on."""
+        if self.task.evaluates_end and not (self.interrupted or self.state.evaluated_now):
+            self.log(self.evaluate("periodic"))
+            self._found_best()  # it is committed in any case
 
     def _evaluates_now(self) -> bool:
         interval, step = self.task.evaluation_interval, self.state.step

@@ -89,6 +89,8 @@ class Task(ABC, Generic[ConfigT]):
     leaves_best: ClassVar[bool] = False
     """Whether what a run leaves behind, and ``rlinf eval`` takes, are the best weights, where any
     were evaluated, and not the newest ones."""
+    evaluates_end: ClassVar[bool] = False
+    """Whether the last step is evaluated, too, whatever the interval."""
     changeable: ClassVar[tuple[str, ...]] = ("runner", "checkpoint", "logger")
     """Keys, or sections, that may change when a run is resumed: those that do not decide what was
     trained so far."""
@@ -230,7 +232,8 @@ class Task(ABC, Generic[ConfigT]):
         """What comes before the first step of a run that is not resumed."""
 
     def conclude(self, run: Run) -> None:
-        """What comes after the last step: a last evaluation, and what is left behind."""
+        """What comes after the last step is committed: an evaluation on held-out episodes, and
+        what is left behind."""
 
     def progress(self) -> dict[str, Any]:
         """What the manifest of a checkpoint says beside its step."""

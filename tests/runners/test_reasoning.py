@@ -168,6 +168,19 @@ def test_interrupted_and_resumed(
     assert_equal_runs(reference, run)
 
 
+def test_a_run_that_goes_on_after_its_end_keeps_the_evaluation_of_the_end(
+    reference: Path, tmp_path: Path
+) -> None:
+    run = train(tmp_path, "runner.total_steps=3")
+    lines = untimed(run)
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 3]
+    end = lines[-1]
+    manifest = json.loads((run / "checkpoints/step_00000003/manifest.json").read_text())
+    assert manifest["metric"] == end["eval/success"]
+    resume(run, small_config(tmp_path))
+    assert untimed(run) == [*lines, untimed(reference)[-1]]
+
+
 def test_evaluation_of_a_run_repeats_its_last_one(
     reference: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,6 +17,7 @@ Metrics = Mapping[str, float]
 
 _TIME = "time/"
 _WHOLE_STEP = "time/step"
+_EVALUATED = ("eval/", "validation/")
 
 
 class Progress:
@@ -56,6 +57,7 @@ class Progress:
         self._clock = clock
         self._begin = self._updated = clock()
         self._last_line = -math.inf
+        self._is_told = True
         self._figures: dict[str, float] = {}
         self._live: Live | None = None
 
@@ -77,15 +79,23 @@ class Progress:
         if self._live is not None:
             return
         due = self._updated - self._last_line >= self._line_interval
-        if due or step >= self._total or any(name.startswith("eval/") for name in metrics):
+        evaluated = any(name.startswith(_EVALUATED) for name in metrics)
+        self._is_told = due or step >= self._total or evaluated
+        if self._is_told:
             self._last_line = self._updated
-            self._console.print(Text(self.line()), soft_wrap=True)
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._console.print(Text(self.line()), soft_wrap=True)
 
     def __exit__(self, *exception: object) -> None:
         self.stop()
 
     def stop(self) -> None:
-        """Leave the last state of the display on the screen."""
+        """Leave the last state on the screen, be it that of a run that ends early."""
+        if not self._is_told:
+            self._is_told = True
+            self._print_line()
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -130,6 +130,9 @@ class SupervisedTask(Task[ConfigT]):
         """The best weights, where any were evaluated, else the last ones, are left behind."""
         counts, seconds = self.counts, run.state.training_seconds
         print(f"training: {counts.rows} rows, {counts.terms} terms in {seconds:.1f} s")
+        if self.finished and run.state.step < self.steps:
+            key = "evaluation.stop_at_success" if counts.solved else "validation.patience"
+            print(f"{key} ended it after step {run.state.step} of {self.steps}")
         if math.isfinite(run.state.best_score):
             best = run.restore_best()
             if best is not None:

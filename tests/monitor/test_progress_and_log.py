@@ -67,6 +67,17 @@ def test_plain_lines_are_rare_but_tell_first_last_and_evaluations():
     assert "eval success 0.500" in out.getvalue().splitlines()[-1]
 
 
+def test_the_last_line_of_a_run_that_ends_early_is_of_its_last_step():
+    progress, clock, out = plain(20, line_interval=60)
+    with progress:
+        for step in range(1, 8):
+            clock.now += 1
+            progress.update(step, METRICS | ({"validation/loss": 0.5} if step == 4 else {}))
+        progress.stop()
+    shown = [int(line.split("/")[0].removeprefix("step ")) for line in out.getvalue().splitlines()]
+    assert shown == [1, 4, 7]
+
+
 def test_missing_and_odd_figures_and_resume():
     progress, clock, out = plain(30, done_steps=10)
     with progress:

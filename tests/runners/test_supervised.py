@@ -150,23 +150,29 @@ def test_a_language_model_is_not_evaluated_but_can_be_asked(
     assert main(["eval", *words, f"runner.output_dir={tmp_path}"]) == 0
 
 
-def test_a_run_ends_where_the_validation_loss_falls_no_more(tmp_path: Path) -> None:
+def test_a_run_ends_where_the_validation_loss_falls_no_more(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     recipe = write_cloning(tmp_path)
     ended = ["runner.total_steps=60", "validation.patience=2", "validation.min_improvement=10"]
     run = run_recipe(recipe, tmp_path / "run", *ended)
     # The first is better than none; then two are waited for.
     assert run.state.step == 6
+    assert "validation.patience ended it after step 6 of 60\n" in capsys.readouterr().out
     best = [line["validation/loss"] for line in metrics(tmp_path / "run")[1::2]]
     # What is left behind is what was best, though not by enough to go on.
     assert run.state.best_score == -min(best)
 
 
-def test_a_run_plays_and_ends_where_it_succeeds_often_enough(tmp_path: Path) -> None:
+def test_a_run_plays_and_ends_where_it_succeeds_often_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """An episode succeeds once its return passes a bound that all of them pass, or none."""
     given = ("interval=2", "start=3", "periodic_episodes=4", "stop_at_success=0.5")
     played = [*(f"evaluation.{each}" for each in given), "env.train.options.success_return=-1.0e6"]
     run = run_recipe(write_cloning(tmp_path), tmp_path / "run", *played)
     assert run.state.step == 4
+    assert "evaluation.stop_at_success ended it after step 4 of 6\n" in capsys.readouterr().out
     lines = metrics(tmp_path / "run")
     success = [line["eval/success"] for line in lines if "eval/success" in line]
     assert success == [1.0]
@@ -176,6 +182,7 @@ def test_a_run_plays_and_ends_where_it_succeeds_often_enough(tmp_path: Path) -> 
     # Where none succeeds, the best are those with the highest return.
     returns = [line["eval/return"] for line in metrics(tmp_path / "other") if "eval/return" in line]
     assert run.state.step == 6
+    assert " ended it " not in capsys.readouterr().out
     assert run.state.best_score == (max(returns[:2]) / (1 - max(returns[:2])) - 1) / 2
     with pytest.raises(ConfigError, match=r"evaluation.stop_at_success.*without interval"):
         run_recipe(write_cloning(tmp_path), tmp_path / "none", played[3])

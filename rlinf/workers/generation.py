@@ -51,6 +51,8 @@ class GenerationWorker(StageWorker):
         self._tools: ToolUse | None = None
         self._weights: WeightReceiver[Any] | None = None
         self._released = False
+        self._restarts = 0
+        """Of the engine, as far as they were reported."""
         if not context.trains:
             return  # the config of an evaluation may say nothing of what follows
         rollout = config.rollout
@@ -165,7 +167,9 @@ class GenerationWorker(StageWorker):
         failed_before = self._tool_failures
         filling = Filling(book, self._engine, hook, self._config.actor.order == "length")
         yield from filling.run(requests, scored)
-        book.report.engine_restarts = self._engine.restarts
+        # Also of what came before the stage, such as weights that were taken.
+        book.report.engine_restarts = self._engine.restarts - self._restarts
+        self._restarts = self._engine.restarts
         book.report.tool_failures = self._tool_failures - failed_before
         return book.report
 

@@ -38,7 +38,7 @@ class GenerationReport:
         carried: Groups that have no position yet, complete ones included.
         regenerated: Groups that were forgotten for their age and begun anew.
         dropped_tokens: Tokens of these.
-        engine_restarts: How often the engine's process was started anew in the run so far.
+        engine_restarts: How often the engine's process was started anew since the step before.
         moved: Completions that went on at another worker.
         spares: Draws of the prompts that took the places of groups not worth training on.
         choices: What was decided about devices, as plain data.

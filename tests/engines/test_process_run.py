@@ -65,7 +65,7 @@ def test_a_run_survives_kills_of_its_engine(tmp_path: Path) -> None:
     lines, expected = untimed(disturbed), untimed(undisturbed)
     restarts = [line.pop("rollout/engine_restarts") for line in lines[1:]]
     # One that is killed after the last completion is not replaced.
-    assert restarts[-1] in {len(killed), max(1, len(killed) - 1)}
+    assert sum(restarts) in {len(killed), max(1, len(killed) - 1)}
     assert [line.pop("rollout/engine_restarts") for line in expected[1:]] == [0.0] * len(restarts)
     assert expected == lines
     after = weights(disturbed)

@@ -60,7 +60,7 @@ def worker(rank: int, ranks: int) -> Any:
         seed=7,
     )
     made._algorithm, made._engine, made._carried = algorithm.build(), Letters(), None
-    made._tools = None
+    made._tools, made._restarts = None, 0
     made._rank, made._world_size = rank, ranks
     return made
 
@@ -70,6 +70,21 @@ def drawn(first: int, count: int) -> list[tuple[int, Prompt]]:
         (d, Prompt(prompt_id=d, text="", tokens=np.array([1, d]), answer=str(d)))
         for d in range(first, first + count)
     ]
+
+
+def played(stage: Any, reward: Reward, groups: dict[int, PromptGroup]) -> GenerationReport:
+    """The report of a stage, whose groups are added to others."""
+    while True:
+        try:
+            emitted = next(stage)
+        except StopIteration as stop:
+            report: GenerationReport = stop.value
+            return report
+        if emitted.edge == "completions":
+            reward.give(emitted.source, emitted.payload)
+        else:
+            assert emitted.source not in groups
+            groups[emitted.source] = emitted.payload
 
 
 def fill(
@@ -87,17 +102,7 @@ def fill(
             prompts=drawn(FIRST, POSITIONS),
             spares=drawn(FIRST + POSITIONS, attempts * POSITIONS),
         )
-        while True:
-            try:
-                emitted = next(stage)
-            except StopIteration as stop:
-                reports.append(stop.value)
-                break
-            if emitted.edge == "completions":
-                reward.give(emitted.source, emitted.payload)
-            else:
-                assert emitted.source not in groups
-                groups[emitted.source] = emitted.payload
+        reports.append(played(stage, reward, groups))
         scored += reward.scored
     return groups, reports, scored
 
@@ -144,6 +149,16 @@ def test_a_position_is_drawn_again_so_often_and_keeps_its_last_group(attempts: i
     for group in groups.values():
         seeds = [completion.seed for completion in group.completions]
         assert seeds == [completion_seed(7, group.draw, place) for place in range(GROUP)]
+
+
+def test_each_step_tells_of_the_engines_that_were_replaced_since_the_one_before() -> None:
+    made, told = worker(0, 1), []
+    for restarts in (1, 1, 3):
+        made._engine.restarts = restarts
+        reward = Reward(0)
+        stage = made.generate(reward, step=0, positions=2, prompts=drawn(FIRST, 2))
+        told.append(played(stage, reward, {}).engine_restarts)
+    assert told == [1, 0, 2]
 
 
 def test_log_probs_are_used_in_training_alone() -> None:

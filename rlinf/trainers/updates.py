@@ -43,11 +43,14 @@ class Update:
 
 def phase_metrics(updates: Sequence[Update], *, prefix: str) -> dict[str, float]:
     """Mean over the optimizer steps of a phase, over all that had something to train on where none
-    was applied; counts."""
+    was applied; counts, of which that of tokens is over all updates."""
     applied = [each for each in updates if each.outcome == "applied"] or updates
     full = [update.metrics for update in applied if update.metrics]
     names = full[0] if full else {}
     metrics = {name: sum(each[name] for each in full) / len(full) for name in names}
+    tokens = f"{prefix}/tokens"
+    if tokens in metrics:
+        metrics[tokens] = sum(update.metrics.get(tokens, 0.0) for update in updates)
     for outcome, name in _COUNTED.items():
         metrics[f"{prefix}/{name}"] = float(sum(update.outcome == outcome for update in updates))
     return metrics

@@ -160,6 +160,13 @@ def test_sequences_that_do_not_count_are_not_computed():
     assert_equal(weights_of(one), weights_of(other))
 
 
+def test_tokens_are_those_of_all_updates():
+    batch = prepared()
+    whole, divided = (trainer(n_minibatches=n).train(batch, 0) for n in (1, 2))
+    assert [each["actor/optimizer_steps"] for each in (whole, divided)] == [1, 2]
+    assert divided["actor/tokens"] == whole["actor/tokens"] > len(batch)
+
+
 def test_nothing_to_train_on_is_no_step():
     batch = prepared()
     one = trainer()

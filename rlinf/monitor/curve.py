@@ -97,6 +97,15 @@ class Curve:
         totals = accumulate(line.get(STEP_TIME, 0.0) for line in self.lines)
         return [(self._at(line), total) for line, total in zip(self.lines, totals, strict=True)]
 
+    def seconds_of_steps(self) -> list[Point]:
+        """The same of training steps alone: what is evaluated before the first or after the last
+        one has a line of its own."""
+        return [
+            point
+            for point, line in zip(self.seconds(), self.lines, strict=True)
+            if STEP_TIME in line
+        ]
+
     def over_seconds(self, points: Sequence[Point]) -> list[Point]:
         """The same points by training seconds instead of steps."""
         seconds = dict(self.seconds())
@@ -142,7 +151,7 @@ def write_learning_curve(run_dir: Path | str, path: Path | str | None = None) ->
             _draw_line(right, validated, "validation loss", "tab:orange")
             right.legend(fontsize="small")
     for axes in (left, right):
-        _time_axis(axes, curve.seconds())
+        _time_axis(axes, curve.seconds_of_steps())
     return _save(figure, Path(path) if path else Path(run_dir) / "learning_curve.png")
 
 
@@ -224,7 +233,7 @@ def _time_axis(axes: Axes, seconds: Sequence[Point]) -> None:
     """Training time along the top."""
     steps = np.array([0.0, *(step for step, _ in seconds)])
     times = np.array([0.0, *(time for _, time in seconds)])
-    if np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
+    if not seconds or np.any(np.diff(steps) <= 0) or np.any(np.diff(times) <= 0):
         return
 
     to_time = partial(np.interp, xp=steps, fp=times)

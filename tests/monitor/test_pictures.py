@@ -75,6 +75,20 @@ def test_rates_and_losses_have_axes_of_their_own(tmp_path, evaluated, monkeypatc
         assert (shown["validation loss"], shown["loss"]) == ({"validation loss"}, {"loss"})
 
 
+@pytest.mark.parametrize("steps", [0, 3])
+def test_evaluations_before_and_after_the_steps_leave_the_time_axis(tmp_path, steps, monkeypatch):
+    shown = []
+    monkeypatch.setattr("rlinf.monitor.curve._save", lambda figure, path: shown.extend(
+        top.get_xlabel() for axes in figure.axes for top in axes.child_axes))  # fmt: skip
+    with MetricsLog(tmp_path, LoggerConfig(backends=())) as log:
+        log.log(0, {"eval/success": 0.0})
+        for step in range(1, steps + 1):
+            log.log(step, {"rollout/rewards": 0.5, "time/step": 0.5})
+        log.log(steps, {"eval/success": 1.0})
+    write_learning_curve(tmp_path)
+    assert shown == ["training seconds"] * (2 if steps else 0)
+
+
 @pytest.mark.parametrize("against", ["steps", "seconds"])
 @pytest.mark.parametrize("metric", ["eval/success", "env/return"])
 def test_several_runs_in_one_picture(tmp_path, against, metric):

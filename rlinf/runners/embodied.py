@@ -104,7 +104,7 @@ class Acting(PlayingTask[ActingT]):
         # They end in another order on other workers: means would round in another way.
         episodes.sort(key=lambda episode: episode.episode_id)
         self.counts.env_steps += sum(r.env_steps for r in rollouts)
-        self.counts.episodes += len(episodes)
+        self.counts.episodes += sum(r.ended for r in rollouts)
         faults = sum((r.faults + r.section_faults for r in rollouts), Counter[str]())
         self._tell_of_faults(rollouts)
         metrics.update(self.counts.add_faults(faults, "env"))

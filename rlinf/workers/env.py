@@ -28,6 +28,8 @@ class RolloutReport:
     """What happened in the environments during one rollout of one worker."""
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
+    ended: int = 0
+    """Sound episodes that came to their end, also those that :meth:`close` leaves out."""
     faults: Counter[str] = field(default_factory=Counter)
     section_faults: Counter[str] = field(default_factory=Counter)
     """By reason and section, where there are several."""
@@ -45,6 +47,7 @@ class RolloutReport:
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
         self.episodes.extend(step.episodes)
+        self.ended += sum(episode.valid for episode in step.episodes)
         self.faults.update(fault.reason.value for fault in step.faults)
         for fault in step.faults:
             self.first_faults.setdefault(fault.reason.value, (fault.env, fault.summary))

@@ -104,10 +104,12 @@ class Run:
         with ExitStack() as stack:
             self._open(stack)
             former = self._restore() if resume else None
-            if former is not None and (self.task.finished or self.state.step >= self.task.steps):
-                self._say_finished()
-                if self.directory.end == self._end:
-                    return self.state
+            if former is not None:
+                if self.task.finished or self.state.step >= self.task.steps:
+                    self._say_finished()
+                    if self.directory.end == self._end:
+                        return self.state
+                self._discard_after(former)
             self._start(stack)
             if former is not None:
                 with former.read_as_written():
@@ -455,14 +457,18 @@ class Run:
             self.directory.discard_after(0)
             return None
         checkpoint = self._store.load()
-        self._store.discard_after(checkpoint.step)
         with checkpoint.read_as_written():
             self.state = RunState(**checkpoint.tree["run"])
             self.task.load_state_dict(checkpoint.tree["task"])
+        return checkpoint
+
+    def _discard_after(self, checkpoint: Checkpoint) -> None:
+        """Forget what came after a checkpoint, which is done again."""
+        self._store.discard_after(checkpoint.step)
+        with checkpoint.read_as_written():
             self._metrics_log.truncate(checkpoint.tree["metrics"])
         self.directory.discard_after(checkpoint.step)
         log.info("continuing after step %d", checkpoint.step)
-        return checkpoint
 
     def _load_workers(self, tree: dict[str, Any], checkpoint: Path) -> None:
         self.groups.load_state(tree["workers"], checkpoint)

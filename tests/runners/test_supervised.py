@@ -88,6 +88,8 @@ def test_a_run_that_had_ended_says_so_when_it_is_resumed(
     assert [each.name for each in (run / "evaluations").glob("*_spec.json")] == [
         "held_out_spec.json"
     ]
+    with (run / "metrics.jsonl").open("a") as file:  # as of what came after the last checkpoint
+        file.write('{"step": 6, "eval/success": 1.0}\n')
     left = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     said = "nothing is left to train: 6 of 6 steps were done; to go on, resume with a larger"
     with monkeypatch.context() as patched:

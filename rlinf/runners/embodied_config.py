@@ -120,14 +120,39 @@ class EmbodiedConfig(ActingConfig):
                 "states",
                 hint="at least 2",
             )
-        horizons, chunk = self.episode_chunk_steps, self.model.num_action_chunks
-        whole = math.lcm(*horizons) * chunk
-        if self.algorithm.needs_whole_episodes and self.rollout.steps % whole:
-            longest = max(section.max_episode_steps for section in self.env.sections.values())
-            chunks = f" ({max(horizons)} chunks of {chunk} actions)" if chunk > 1 else ""
+        whole, steps = self._steps_of_whole_episodes, self.rollout.steps
+        cut = steps % whole if self.auto_reset else steps < whole
+        if self.algorithm.needs_whole_episodes and cut:
+            queries, chunk = max(self.episode_chunk_steps), self.model.num_action_chunks
+            chunks = f" ({queries} chunks of {chunk} actions)" if chunk > 1 else ""
+            legal = nearest_multiples(whole, steps) if self.auto_reset else [whole]
             yield illegal(
                 "rollout.steps",
-                f"{name} judges whole episodes of up to {longest} steps{chunks}, which a rollout "
-                "of this length would cut",
-                hint=f"nearest: {join_choices(nearest_multiples(whole, self.rollout.steps))}",
+                f"{name} judges whole episodes of up to {self._longest_episode} steps{chunks}, "
+                "which a rollout of this length would cut",
+                hint=f"nearest: {join_choices(legal)}",
             )
+
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """Steps in which no environment would act."""
+        yield from super().problems_of_training()
+        whole, train = self._steps_of_whole_episodes, next(iter(self.env.sections))
+        if not self.auto_reset and self.rollout.steps > whole:
+            yield illegal(
+                "rollout.steps",
+                f"each environment plays one episode of up to {self._longest_episode} steps in a "
+                f"rollout, and waits for the rest, where {train}.auto_reset is false",
+                hint=f"nearest: {whole}, or {train}.auto_reset: true",
+            )
+
+    @property
+    def _longest_episode(self) -> int:
+        return max(section.max_episode_steps for section in self.env.sections.values())
+
+    @property
+    def _steps_of_whole_episodes(self) -> int:
+        """Environment steps that hold whole episodes of all sections, and the multiples of which
+        do where environments reset themselves; else those that have finished wait."""
+        queries = self.episode_chunk_steps
+        together = math.lcm(*queries) if self.auto_reset else max(queries)
+        return together * self.model.num_action_chunks

@@ -44,6 +44,8 @@ TWO = """
       processes: 1
 """
 GRPO = ["algorithm.type=grpo", "~algorithm.gamma", "~algorithm.normalize_rewards"]
+WAITING = ["env.train.0.auto_reset=false", "env.train.1.auto_reset=false"]
+GROUPS = ["env.train.0.group_size=2", "env.train.1.group_size=2"]
 PENDULUM, REACHER = "gymnasium Pendulum-v1", "gymnasium Reacher-v5"
 PPO = support.SMALL.replace(ONE, TWO)
 SAC = off_policy_support.SMALL.replace(ONE, TWO)
@@ -202,6 +204,11 @@ REFUSED = [
         ["rollout.steps = 24", "up to 12 steps (2 chunks of 8 actions)", "nearest: 16, 32"],
     ),
     (GRPO, ["env.train.0.group_size", "at least 2"]),
+    ([*WAITING, "rollout.steps=16"], ["rollout.steps = 16", "up to 12 steps", "nearest: 12, or"]),
+    (
+        [*GRPO, *WAITING, *GROUPS, "rollout.steps=8"],
+        ["rollout.steps = 8", "would cut", "nearest: 12"],
+    ),
 ]
 
 
@@ -214,6 +221,14 @@ def test_refused(
     message = capsys.readouterr().err
     assert all(word in message for word in words), message
     assert "Traceback" not in message
+
+
+def test_those_that_wait_need_a_rollout_of_the_longest_episode(tmp_path: Path) -> None:
+    sizes = ["rollout.steps=12", "actor.global_batch_size=96", "actor.micro_batch_size=null"]
+    for algorithm in ([], [*GRPO, *GROUPS]):
+        assert config(tmp_path, *WAITING, *sizes, *algorithm).rollout.steps == 12
+    longer = load_recipe(str(write_recipe(tmp_path)), [*WAITING, "rollout.steps=16"])
+    assert validate(EmbodiedConfig, longer.data, longer, evaluated=True).rollout.steps == 16
 
 
 @pytest.mark.parametrize("kind", ["record", "behaviour_cloning"])

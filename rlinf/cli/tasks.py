@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.config.load import LoadedRecipe, load_recipe
-from rlinf.config.names_elsewhere import names_here
+from rlinf.config.names_elsewhere import names_here, task_here
 from rlinf.config.nearest import did_you_mean
-from rlinf.config.schema import section_class
+from rlinf.config.schema import section_class, value_at
 from rlinf.config.validate import validate
 from rlinf.errors import ConfigError, MissingPackageError
 from rlinf.monitor.run_directory import CONFIG_FILE
@@ -67,6 +67,9 @@ def of_other_types(config: Path, overrides: Sequence[str]) -> list[str]:
 
 def _foreign(data: Mapping[str, Any]) -> str:
     """What keys that other projects have are called here, where a recipe has some."""
+    task_type = value_at(data, "runner.task_type")
+    if near := task_here(task_type):
+        return f". For its `runner.task_type: {task_type}` the nearest is {near}"
     found = {key: names_here(key) for key in data}
     told = [f"`{key}` is {' or '.join(ours[:2])}" for key, ours in found.items() if ours]
     return f". Of another project? Here {', '.join(told)}" if told else ""

@@ -288,6 +288,7 @@ def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{where}: cannot be read: {error}") from error
     data, lines = read_yaml(text, where)
+    _refuse_hydra(data, lines, where)
     base, without = data.pop("base", None), data.pop("without", [])
     if base is not None:
         if not isinstance(base, str):
@@ -302,6 +303,17 @@ def _read_file(path: Path, layers: _Layers, trail: tuple[Path, ...]) -> None:
     for key in without:
         layers.remove(key, f"{where} line {lines['without']}")
     layers.add(data, where, lines)
+
+
+def _refuse_hydra(data: Mapping[str, Any], lines: Mapping[str, int], where: str) -> None:
+    """Refuse a file that is a part of a config of Hydra: the rest of its keys stands elsewhere."""
+    for key, kind in {"defaults": list, "hydra": Mapping}.items():
+        if isinstance(data.get(key), kind):
+            raise ConfigError(
+                f"{where} line {lines[key]}: `{key}` is of Hydra, for which the file is made; "
+                "compose it first (python SCRIPT --config-name NAME --cfg job --resolve), here "
+                "files build on each other by `base:`"
+            )
 
 
 def _flatten(data: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -109,3 +109,18 @@ def names_here(name: str, section: str = "") -> list[str]:
     a run may have none of them."""
     called = {name, f"{section}.{name}"}
     return [key for key, names in _NAMES.items() if called & {*names.split()}]
+
+
+_SAC = "`off_policy` for SAC"
+_TASKS = {
+    **dict.fromkeys(("embodied", "embodied_eval"), f"`embodied`, or {_SAC}"),
+    **dict.fromkeys(("reasoning", "reasoning_eval", "coding_online_rl"), "`reasoning`"),
+    "offline": "`behaviour_cloning`; none learns by reinforcement from recorded episodes alone",
+    "sft": "`sft`, or `behaviour_cloning` for policies of robots",
+}
+"""What RLinf calls a task by `runner.task_type`, and the nearest `task` of ours."""
+
+
+def task_here(task_type: object) -> str:
+    """Return which ``task`` of ours is nearest to a ``task_type``; empty where none is known."""
+    return _TASKS.get(task_type, "") if isinstance(task_type, str) else ""

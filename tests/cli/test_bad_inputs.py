@@ -162,6 +162,11 @@ FILES: list[tuple[str, list[str]]] = [
         "policy: {type: act}\nsteps: 9\n",
         ["`task` is missing", "`policy` is model, `steps` is runner."],
     ),
+    (
+        "runner: {task_type: coding_online_rl}\n",
+        ["`task` is missing", "`runner.task_type: coding_online_rl` the nearest is `reasoning`"],
+    ),
+    ("runner: {task_type: [embodied]}\n", ["`task` is missing"]),
     ("task: embodied\n", ["bad.yaml: ", "env: is required", "model: "]),
     (
         "base: quickstart\nenv:\n  train: {options: {camera: front}}\n",

@@ -245,6 +245,16 @@ def test_a_config_that_is_written_reads_back_equal(folder: Path, text: str) -> N
         ),
         ({}, ["quickstart", "seed=!!timestamp 2020"], ["seed", "that the tag before it"]),
         ({"r.yaml": "a: !!bool x\n"}, ["r.yaml"], ["r.yaml", "that the tag before it"]),
+        (
+            {"r.yaml": "defaults:\n  - a@b: c\nx: ${subtract:${y}, 1}\n"},
+            ["r.yaml"],
+            ["r.yaml line 1: `defaults` is of Hydra", "compose it first", "--resolve", "`base:`"],
+        ),
+        (
+            {"r.yaml": "seed: 1\nhydra:\n  searchpath: ['file://${oc.env:NO_SUCH}/x']\n"},
+            ["r.yaml"],
+            ["r.yaml line 2: `hydra` is of Hydra", "compose it first"],
+        ),
         ({}, ["quickstart", "~model.hiden"], ["nothing sets", "did you mean `model.hidden`?"]),
     ],
 )

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from rlinf.config.load import find_recipe, load_recipe, recipe_names
-from rlinf.config.names_elsewhere import names_here
+from rlinf.config.names_elsewhere import as_written_here, names_here, not_here
 from rlinf.config.nearest import did_you_mean, nearest_names
 from rlinf.config.options import OptionsModel
 from rlinf.config.reasons import as_shown, first_sentence, show
@@ -118,8 +118,11 @@ def _full_keys(key: str, names: list[str]) -> list[str]:
         return ending
     section, _, name_there = key.rpartition(".")
     here = [n for n in names_here(name_there, section.rpartition(".")[2]) if n in names]
+    if told := not_here(name_there):
+        raise ConfigError(f"no key `{key}`; {told}")
     if here:
-        raise ConfigError(f"no key `{key}`; here that is {_listed(here)}")
+        written = ", ".join(as_written_here(each, name_there) for each in here)
+        raise ConfigError(f"no key `{key}`; here that is {written}")
     last = {name: name.rpartition(".")[2] for name in names}
     alike = nearest_names(key.rpartition(".")[2], set(last.values()))
     close = nearest_names(key, names) or [name for name in names if last[name] in alike]
@@ -139,7 +142,10 @@ def in_others(configs: Mapping[str, type[BaseModel]], name: str, section: str) -
                 component = _component_type(owner)
                 found.setdefault(key, {})[component or task] = "type" if component else "task"
     keys = [key for key in ours if key in found] or list(found)
-    told = [f"`{key}` ({next(iter(found[key].values()))} {', '.join(found[key])})" for key in keys]
+    told = [
+        f"{as_written_here(key, name)} ({next(iter(found[key].values()))} {', '.join(found[key])})"
+        for key in keys
+    ]
     return f"elsewhere that is {', '.join(told)}" if 0 < len(told) <= _MOST_ELSEWHERE else ""
 
 

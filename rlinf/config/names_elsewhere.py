@@ -48,7 +48,8 @@ _NAMES = {
     "algorithm.proximal": "recompute_logprobs",
     "cluster.num_nodes": "nnodes",
     "cluster.residency": "enable_offload offload_optimizer offload_weight",
-    "algorithm.update_to_data": "utd_ratio gradient_steps",
+    "algorithm.update_to_data": "utd_ratio gradient_steps update_epoch",
+    "algorithm.critic_warmup_steps": "optim.critic_warmup_steps",
     "algorithm.loss_agg_func": "loss_agg_mode",
     "checkpoint.interval": "save_freq save_steps save_interval checkpoint_interval",
     "checkpoint.keep_last": "save_total_limit max_ckpt_to_keep max_actor_ckpt_to_keep",
@@ -97,11 +98,52 @@ _NAMES = {
     "runner": "trainer",
     "runner.output_dir": "default_local_dir log_path tensorboard_log",
     "task": "task_type",
-    "runner.total_env_steps": "total_timesteps n_timesteps",
+    "runner.total_env_steps": "total_timesteps n_timesteps max_epochs max_steps",
     "runner.total_steps": "steps max_steps total_training_steps max_epochs total_epochs "
     "num_train_steps num_train_epochs",
 }
 """Our keys, and what others call what they hold; with its section where it says little alone."""
+
+
+_OTHER_VALUES = {
+    "critic_warmup_steps": {
+        "critic_warmup_steps": "optimizer steps / the updates per step that --dry-run shows"
+    },
+    "final_fraction": {"min_lr": "min_lr / lr"},
+    "functions": {"reward_scale": "`NAME.scale` of each", "reward_type": "`NAME.type` of each"},
+    "loss_agg_func": {
+        "use_valid_token_scale": "token-mean where it is true; where it is false and a micro batch "
+        "has one answer, seq-mean-token-mean"
+    },
+    "max_new_tokens": {"seq_length": "seq_length - `data.max_prompt_length`"},
+    "replay": {"replay_buffer": "in transitions and environment steps, not in trajectories"},
+    "steps": dict.fromkeys(
+        ("rollout_epoch", "max_steps_per_rollout_epoch"),
+        "rollout_epoch × max_steps_per_rollout_epoch",
+    ),
+    "total_env_steps": {
+        "max_epochs": "max_epochs × `env.num_envs` × `rollout.steps`",
+        "max_steps": "max_steps × `env.num_envs` × `rollout.steps`",
+    },
+    "total_steps": {
+        name: f"not passes over the data; {name} × prompts / `rollout.prompts`, or × examples / "
+        "`actor.global_batch_size`"
+        for name in ("max_epochs", "total_epochs", "num_train_epochs")
+    },
+    "update_to_data": {
+        "update_epoch": "update_epoch / transitions of a rollout, which --dry-run shows"
+    },
+}
+"""By the last name of our key, and what others call it: how our value follows from theirs."""
+
+_GROUPS_SHARE = (
+    "groups share their start states here, by `env.train.group_size`, and training draws these; "
+    "leave it out"
+)
+_NOT_HERE = dict.fromkeys(
+    ("use_fixed_reset_state_ids", "use_ordered_reset_state_ids"), _GROUPS_SHARE
+)
+"""Names elsewhere that no key of ours stands for, though one may look alike, and why none does."""
 
 
 def names_here(name: str, section: str = "") -> list[str]:
@@ -109,6 +151,18 @@ def names_here(name: str, section: str = "") -> list[str]:
     a run may have none of them."""
     called = {name, f"{section}.{name}"}
     return [key for key, names in _NAMES.items() if called & {*names.split()}]
+
+
+def as_written_here(key: str, name: str) -> str:
+    """Return a key of ours as a message names it; with how its value follows from that of others'
+    ``name``, where it is not the same."""
+    other_value = _OTHER_VALUES.get(key.rpartition(".")[2], {}).get(name)
+    return f"`{key}`: {other_value}" if other_value else f"`{key}`"
+
+
+def not_here(name: str) -> str:
+    """Return why no key of ours stands for others' ``name``; empty where nothing is known."""
+    return _NOT_HERE.get(name, "")
 
 
 _SAC = "`off_policy` for SAC"

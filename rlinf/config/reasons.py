@@ -12,7 +12,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rlinf.config.names_elsewhere import names_here
+from rlinf.config.names_elsewhere import as_written_here, names_here, not_here
 from rlinf.config.nearest import did_you_mean, join_choices
 from rlinf.config.schema import (
     child_keys,
@@ -171,13 +171,15 @@ def _unknown_key(
     wanted = (
         [*_last_names(inner, name)] if isinstance(inner, Mapping) and inner else [(name, around)]
     )
-    alike = [here for each in wanted for here in names_here(*each)
-             if here in subkeys_named(model_class, here.rpartition(".")[2], data)]  # fmt: skip
+    alike = {here: each[0] for each in wanted for here in names_here(*each)
+             if here in subkeys_named(model_class, here.rpartition(".")[2], data)}  # fmt: skip
     elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
     below = [other for other in elsewhere if parent and other.startswith(f"{parent}.")]
-    if alike:
-        own = [key for key in alike if key.startswith(f"{parent}.")]
-        hint = f"here that is {', '.join(f'`{key}`' for key in own or alike)}"
+    if told := not_here(name):
+        hint = told
+    elif alike:
+        own = [key for key in alike if key.startswith(f"{parent}.")] or [*alike]
+        hint = f"here that is {', '.join(as_written_here(key, alike[key]) for key in own)}"
     elif below:  # of the same section: the same name says more than a like one
         hint = f"did you mean `{below[0]}`?"
     elif elsewhere and "did you mean" not in hint:

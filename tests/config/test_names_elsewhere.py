@@ -54,6 +54,24 @@ def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
         ("quickstart", "algorithm.staleness_threshold=1", "here that is `rollout.max_staleness`"),
         ("quickstart", "actor.training_backend=fsdp", "here that is `actor.type`"),
         ("quickstart", "runner.task_type=embodied", "here that is `task`"),
+        ("quickstart", "env.train.use_fixed_reset_state_ids=true",
+         "groups share their start states here, by `env.train.group_size`"),
+        ("embodied/two_simulators_ppo", "env.train.1.use_ordered_reset_state_ids=true",
+         "and training draws these; leave it out"),
+        ("quickstart", "env.train.rollout_epoch=8",
+         "here that is `rollout.steps`: rollout_epoch × max_steps_per_rollout_epoch"),
+        ("quickstart", "env.train.max_steps_per_rollout_epoch=80",
+         "here that is `rollout.steps`: rollout_epoch × max_steps_per_rollout_epoch"),
+        ("quickstart", "runner.max_epochs=9",
+         "is `runner.total_env_steps`: max_epochs × `env.num_envs` × `rollout.steps`"),
+        ("embodied/drawer_close_sac", "runner.max_epochs=9",
+         "is `runner.total_env_steps`: max_epochs × `env.num_envs` × `rollout.steps`"),
+        ("reasoning/arithmetic_grpo", "trainer.total_epochs=9",
+         "is `runner.total_steps`: not passes over the data; total_epochs × prompts"),
+        ("embodied/drawer_close_sac", "algorithm.update_epoch=32",
+         "is `algorithm.update_to_data`: update_epoch / transitions of a rollout"),
+        ("quickstart", "actor.optim.critic_warmup_steps=9",
+         "is `algorithm.critic_warmup_steps`: optimizer steps / the updates per step"),
         ("quickstart", "num_generations=8", "no key `num_generations`; did you mean"),
     ],
 )  # fmt: skip
@@ -84,6 +102,10 @@ def test_explain_too() -> None:
     config = REGISTRY.load("embodied").config_class
     with pytest.raises(ConfigError, match=r"no key `n_steps`; here that is `rollout.steps`"):
         explain(config, "n_steps")
+    with pytest.raises(ConfigError, match=r"no key `rollout_epoch`; .*`: rollout_epoch × max"):
+        explain(config, "rollout_epoch")
+    with pytest.raises(ConfigError, match=r"no key `use_fixed_reset_state_ids`; groups share"):
+        explain(config, "use_fixed_reset_state_ids")
 
 
 def test_a_name_that_nobody_has() -> None:

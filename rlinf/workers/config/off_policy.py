@@ -58,7 +58,8 @@ class LearnerConfig(RowTrainerConfig):
             raise illegal(
                 "update_epoch",
                 "has no effect: batches are drawn from the replay, not passed over",
-                hint="nearest: 1; for more updates raise algorithm.update_to_data",
+                hint=f"nearest: 1; for {self.update_epoch} updates after each rollout write "
+                f"algorithm.update_to_data: {self.update_epoch} / transitions of a rollout",
             )
         return self
 

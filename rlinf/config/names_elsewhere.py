@@ -10,6 +10,7 @@ _NAMES = {
     "actor.optim": "optimizer",
     "actor.optim.lr": "learning_rate actor_lr policy_lr optimizer_lr peak_lr",
     "critic.optim.lr": "critic_lr",
+    "actor.critic_optim": "actor.critic_optim",  # of another task
     "actor.critic_optim.lr": "critic_lr q_lr",
     "actor.optim.value_lr": "critic_lr",
     "actor.optim.max_grad_norm": "grad_clip grad_clip_norm clip_grad clip_gradient_norm "
@@ -42,7 +43,8 @@ _NAMES = {
     "algorithm.kl_beta": "beta kl_coef kl_loss_coef use_kl_loss",
     "algorithm.kl_reward_beta": "use_kl_in_reward",
     "algorithm.overlong_filter": "mask_truncated_completions",
-    "reward.functions": "custom_reward_function custom_reward_function.path reward_funcs",
+    "reward.functions": "custom_reward_function custom_reward_function.path reward_funcs "
+    "reward.reward_scale reward.reward_type",
     "reward.functions.weight": "reward_weights",
     "cluster.component_placement": "n_gpus_per_node",
     "algorithm.proximal": "recompute_logprobs",
@@ -62,13 +64,14 @@ _NAMES = {
     "env.num_envs": "n_envs total_num_envs num_group_envs",
     "env.train.max_episode_steps": "max_episode_length",
     "env.train.type": "env_id env_type simulator_type",
-    "evaluation": "eval",
+    "evaluation": "eval env.eval",
     "evaluation.episodes": "n_eval_episodes n_episodes",
     "evaluation.interval": "eval_freq eval_steps test_freq val_check_interval",
     "validation.val_check_interval": "eval_steps test_freq",
     "validation.interval": "eval_steps",
+    "logger": "runner.logger",
     "logger.backends": "report_to logger_backends trainer.logger wandb",
-    "model": "policy",
+    "model": "policy actor.model rollout.model",
     "model.activation": "activation_fn",
     "model.denoising_steps": "num_steps num_inference_steps num_denoising_steps",
     "model.hidden_sizes": "net_arch",
@@ -91,6 +94,7 @@ _NAMES = {
     "rollout.prompts": "train_batch_size gen_batch_size rollout_batch_size",
     "rollout.engine": "vllm use_vllm rollout_backend",
     "rollout.engine.type": "rollout.name",
+    "rollout.engine.tensor_parallel_size": "rollout.tensor_parallel_size",
     "rollout.engine.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "rollout.sampling.max_new_tokens": "max_completion_length max_response_length response_length",
     "rollout.steps": "n_steps num_steps train_freq rollout_epoch max_steps_per_rollout_epoch",
@@ -151,6 +155,11 @@ def names_here(name: str, section: str = "") -> list[str]:
     a run may have none of them."""
     called = {name, f"{section}.{name}"}
     return [key for key, names in _NAMES.items() if called & {*names.split()}]
+
+
+def names_in_section(name: str, section: str) -> list[str]:
+    """Return the keys that hold what others call ``name`` in a ``section`` of theirs alone."""
+    return [key for key, names in _NAMES.items() if f"{section}.{name}" in names.split()]
 
 
 def as_written_here(key: str, name: str) -> str:

@@ -12,7 +12,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from rlinf.config.names_elsewhere import as_written_here, names_here, not_here
+from rlinf.config.names_elsewhere import (
+    as_written_here,
+    names_here,
+    names_in_section,
+    not_here,
+)
 from rlinf.config.nearest import did_you_mean, join_choices
 from rlinf.config.schema import (
     child_keys,
@@ -164,26 +169,21 @@ def _unknown_key(
 ) -> str:
     parent, _, name = key.rpartition(".")
     owner = section_class(model_class, parent, data)
-    known = [] if owner is None else child_keys(owner)
-    hint = did_you_mean(name, known)
-    inner = value_at(data, key)
-    around = parent.rpartition(".")[2]
-    wanted = (
-        [*_last_names(inner, name)] if isinstance(inner, Mapping) and inner else [(name, around)]
-    )
-    alike = {here: each[0] for each in wanted for here in names_here(*each)
-             if here in subkeys_named(model_class, here.rpartition(".")[2], data)}  # fmt: skip
-    elsewhere = [other for other in subkeys_named(model_class, name, data) if other != key]
-    below = [other for other in elsewhere if parent and other.startswith(f"{parent}.")]
+    hint = did_you_mean(name, [] if owner is None else child_keys(owner))
+    around = next((part for part in reversed(parent.split(".")) if not part.isdecimal()), "")
+    same = [other for other in subkeys_named(model_class, name, data) if other != key]
+    below = [other for other in same if parent and other.startswith(f"{parent}.")]
+    alike = _called_here(model_class, key, around, data, same)
     if told := not_here(name):
         hint = told
     elif alike:
-        own = [key for key in alike if key.startswith(f"{parent}.")] or [*alike]
-        hint = f"here that is {', '.join(as_written_here(key, alike[key]) for key in own)}"
+        hint = f"here that is {', '.join(as_written_here(*each) for each in alike.items())}"
     elif below:  # of the same section: the same name says more than a like one
         hint = f"did you mean `{below[0]}`?"
-    elif elsewhere and "did you mean" not in hint:
-        found = elsewhere[0]
+    elif names_in_section(name, around) and (told := others(name, around)):
+        hint = f"{told}; {hint}"
+    elif same and "did you mean" not in hint:
+        found = name if name in same else same[0]
         top = f"`{name}` is a key of the recipe itself" if found == name else None
         hint = f"{top}; {hint}" if top else f"did you mean `{found}`? {hint}"
     elif "did you mean" not in hint and (told := others(name, around)):
@@ -194,6 +194,62 @@ def _unknown_key(
     if isinstance(component, str) and name != "type":
         section += f" of type {component}"
     return f"{section} has no key `{name}`; {hint}".rstrip("; ")
+
+
+def _called_here(
+    model_class: type[BaseModel], key: str, around: str, data: Mapping[str, Any], same: list[str]
+) -> dict[str, str]:
+    """The keys of this config that hold what others call so, each with the name of theirs.
+
+    A section that is known as such, by its name in the one ``around`` or as the ``same`` of ours,
+    is itself told, however its values are called; or the one value below it, if it has just one.
+    """
+    parent, _, name = key.rpartition(".")
+    section = value_at(data, key)
+    values = [*_last_names(section, name)] if isinstance(section, Mapping) else []
+    exact = _present(model_class, names_in_section(name, around), data)
+    inner = {here: theirs for theirs, its in values
+             for here in _present(model_class, names_here(theirs, its), data)}  # fmt: skip
+    if homes := exact or (same if values else []):
+        within = {here: theirs for here, theirs in inner.items()
+                  if any(f"{here}.".startswith(f"{home}.") for home in homes)}  # fmt: skip
+        if len(values) == 1 and within:
+            return within
+        return dict.fromkeys(exact, name)
+    if names_in_section(name, around):
+        return {}  # it is known, but nothing here holds it
+    plain = dict.fromkeys(_present(model_class, names_here(name, around), data), name)
+    found = inner or plain
+    return {here: found.get(here, name) for here in _nearest(model_class, parent, [*found], data)}
+
+
+def _present(model_class: type[BaseModel], keys: list[str], data: Mapping[str, Any]) -> list[str]:
+    """Of ``keys`` those that a config has, in each entry of a list of sections."""
+    return [
+        found
+        for key in keys
+        for found in subkeys_named(model_class, key.rpartition(".")[2], data)
+        if ".".join(part for part in found.split(".") if not part.isdecimal()) == key
+    ]
+
+
+def _nearest(
+    model_class: type[BaseModel], parent: str, keys: list[str], data: Mapping[str, Any]
+) -> list[str]:
+    """Of ``keys`` those of the section ``parent``, which may be another one of their kind; else
+    those of the section that it lies in, else all."""
+    kind = section_class(model_class, parent, data) if parent else None
+    own = [key for key in keys if key.startswith(f"{parent}.")]
+    if not own and kind is not None:
+        split = (key.rpartition(".") for key in keys)
+        own = [f"{parent}.{last}" for section, _, last in split
+               if _akin(kind, section_class(model_class, section, data))]  # fmt: skip
+    top = parent.partition(".")[0]
+    return own or [key for key in keys if key.startswith(f"{top}.")] or keys
+
+
+def _akin(one: type[BaseModel], other: type[BaseModel] | None) -> bool:
+    return other is not None and (issubclass(one, other) or issubclass(other, one))
 
 
 def _last_names(section: Mapping[str, Any], called: str) -> Iterator[tuple[str, str]]:

@@ -72,6 +72,24 @@ def test_each_of_our_keys_exists_and_none_is_taken_for_anothers() -> None:
          "is `algorithm.update_to_data`: update_epoch / transitions of a rollout"),
         ("quickstart", "actor.optim.critic_warmup_steps=9",
          "is `algorithm.critic_warmup_steps`: optimizer steps / the updates per step"),
+        ("embodied/drawer_close_sac", "actor.critic_optim.clip_grad=1",
+         "here that is `actor.critic_optim.max_grad_norm`"),
+        ("reasoning/math_1.5b_ppo", "critic.optim.learning_rate=1", "is `critic.optim.lr`"),
+        ("embodied/two_simulators_ppo", "env.train.1.env_type=x", "is `env.train.1.type`"),
+        ("quickstart", "checkpoint.eval_freq=9", "here that is `evaluation.interval`"),
+        ("quickstart", "actor.model={is_lora: true, lora_rank: 32}", "here that is `model`"),
+        ("quickstart", "actor.model.model_path=x", "here that is `model.path`"),
+        ("reasoning/arithmetic_grpo", "rollout.model={model_path: x, n: 8}", "that is `model`"),
+        ("quickstart", "env.eval={env_type: x, total_num_envs: 8}", "here that is `evaluation`"),
+        ("quickstart", "runner.logger={log_path: x, project_name: y}", "here that is `logger`"),
+        ("quickstart", "algorithm.optim={learning_rate: 1, b: 2}", "did you mean `actor.optim`?"),
+        ("quickstart", "actor.critic_optim={lr: 1, clip_grad: 1}", "no key `critic_optim`; known"),
+        ("reasoning/arithmetic_grpo", "reward.reward_scale=5",
+         "here that is `reward.functions`: `NAME.scale` of each"),
+        ("reasoning/arithmetic_grpo", "reward.reward_type=math",
+         "here that is `reward.functions`: `NAME.type` of each"),
+        ("reasoning/math_1.5b_ppo", "rollout.tensor_parallel_size=2",
+         "here that is `rollout.engine.tensor_parallel_size`"),
         ("quickstart", "num_generations=8", "no key `num_generations`; did you mean"),
     ],
 )  # fmt: skip
@@ -88,10 +106,14 @@ def test_an_error_says_what_a_name_is_here(recipe: str, override: str, hint: str
         ("buffer_size=5", "elsewhere that is `replay.capacity` (task off_policy); known: actor,"),
         ("replay.capacity=5", "elsewhere that is `replay` (task off_policy); known"),
         ("algorithm.tau=0.1", "elsewhere that is `algorithm.tau` (type dsrl, nft, sac); known"),
+        ("actor.critic_optim={lr: 1, clip_grad: 1}",
+         "elsewhere that is `actor.critic_optim` (task off_policy); known"),
+        ("rollout.tensor_parallel_size=2",
+         "elsewhere that is `rollout.engine.tensor_parallel_size` (type sglang, vllm); known"),
         ("model.activatoin=relu", "has no key `activatoin`; did you mean `activation`?"),
         ("what=1", "the config has no key `what`; known: actor,"),
     ],
-)
+)  # fmt: skip
 def test_an_error_says_which_other_recipes_have_a_key(override: str, hint: str) -> None:
     with pytest.raises(ConfigError, match="1 problem") as caught:
         read_config("embodied/pendulum_ppo", [override])

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 _NAMES = {
     "actor.optim": "optimizer",
-    "actor.optim.lr": "learning_rate actor_lr policy_lr optimizer_lr peak_lr",
-    "critic.optim.lr": "critic_lr",
+    "actor.optim.lr": "learning_rate actor_lr policy_lr optimizer_lr peak_lr max_lr",
+    "actor.optim.beta1": "adam_beta1",
+    "actor.optim.beta2": "adam_beta2",
+    "actor.optim.eps": "adam_eps adam_epsilon",
+    "critic.optim.lr": "critic_lr max_lr",
+    "critic.lr_sched.final_fraction": "min_lr",
     "actor.critic_optim": "actor.critic_optim",  # of another task
     "actor.critic_optim.lr": "critic_lr q_lr",
     "actor.optim.value_lr": "critic_lr",
     "actor.optim.max_grad_norm": "grad_clip grad_clip_norm clip_grad clip_gradient_norm "
     "optimizer_grad_clip_norm",
     "actor.lr_sched": "lr_scheduler lr_scheduler_type scheduler lr_schedule anneal_lr",
+    "actor.lr_sched.type": "lr_decay_style",
+    "actor.lr_sched.final_fraction": "min_lr",
     "actor.lr_sched.warmup_steps": "lr_warmup_steps scheduler_warmup_steps num_warmup_steps",
     "actor.n_minibatches": "ppo_mini_batch_size num_minibatches global_batch_size",
     "actor.global_batch_size": "batch_size ppo_mini_batch_size mini_batch_size minibatch_size "
@@ -23,17 +29,23 @@ _NAMES = {
     "actor.micro_batch_size": "per_device_train_batch_size ppo_micro_batch_size "
     "ppo_micro_batch_size_per_gpu micro_batch_size_per_gpu training_batch_size_per_gpu",
     "actor.type": "training_backend",
-    "actor.max_tokens_per_micro_batch": "ppo_max_token_len_per_gpu",
+    "actor.max_tokens_per_micro_batch": "ppo_max_token_len_per_gpu max_tokens_per_mbs",
     "actor.update_epoch": "n_epochs ppo_epochs num_iterations num_ppo_epochs update_epochs",
     "actor.gradient_checkpointing": "enable_gradient_checkpointing activation_checkpointing",
     "algorithm.type": "adv_estimator adv_type loss_type importance_sampling_level scale_rewards",
     "algorithm.importance_sampling": "importance_sampling_fix",
     "algorithm.importance_sampling_clip": "tis_imp_ratio_cap vllm_importance_sampling_cap",
-    "algorithm.clip_ratio_low": "clip_range cliprange clip_ratio clip_coef epsilon epsilon_low",
-    "algorithm.clip_ratio_high": "clip_range cliprange clip_ratio clip_coef epsilon_high",
-    "algorithm.value_clip": "clip_range_vf cliprange_value",
+    "algorithm.clip_ratio_low": "clip_range cliprange clip_ratio clip_coef epsilon epsilon_low "
+    "ratio_clip_eps",
+    "algorithm.clip_ratio_high": "clip_range cliprange clip_ratio clip_coef epsilon_high "
+    "ratio_clip_eps",
+    "algorithm.value_clip": "clip_range_vf cliprange_value value_cliprange",
     "algorithm.entropy_bonus": "ent_coef entropy_coeff entropy_coef",
-    "algorithm.initial_temperature": "ent_coef temperature_init",
+    "algorithm.initial_temperature": "ent_coef temperature_init initial_alpha "
+    "algorithm.entropy_tuning",
+    "algorithm.learn_temperature": "alpha_type algorithm.entropy_tuning",
+    "algorithm.target_entropy": "algorithm.entropy_tuning",
+    "actor.temperature_optim": "algorithm.entropy_tuning",
     "algorithm.value_coefficient": "vf_coef value_loss_coef",
     "algorithm.gae_lambda": "lam lambda",
     "algorithm.normalize_advantages": "normalize_advantage adv_norm norm_adv",
@@ -41,7 +53,8 @@ _NAMES = {
     "model.normalize_observations": "norm_obs",
     "model.observation_clip": "clip_obs",
     "algorithm.kl_beta": "beta kl_coef kl_loss_coef use_kl_loss",
-    "algorithm.kl_reward_beta": "use_kl_in_reward",
+    "algorithm.group_baseline": "use_reinpp_baseline",
+    "algorithm.kl_reward_beta": "use_kl_in_reward reinpp_kl_beta",
     "algorithm.overlong_filter": "mask_truncated_completions",
     "reward.functions": "custom_reward_function custom_reward_function.path reward_funcs "
     "reward.reward_scale reward.reward_type",
@@ -52,7 +65,7 @@ _NAMES = {
     "cluster.residency": "enable_offload offload_optimizer offload_weight",
     "algorithm.update_to_data": "utd_ratio gradient_steps update_epoch",
     "algorithm.critic_warmup_steps": "optim.critic_warmup_steps",
-    "algorithm.loss_agg_func": "loss_agg_mode",
+    "algorithm.loss_agg_func": "loss_agg_mode use_valid_token_scale",
     "checkpoint.interval": "save_freq save_steps save_interval checkpoint_interval",
     "checkpoint.keep_last": "save_total_limit max_ckpt_to_keep max_actor_ckpt_to_keep",
     "data": "dataset",
@@ -63,6 +76,8 @@ _NAMES = {
     "data.files.validation": "val_files val_data_paths",
     "env.num_envs": "n_envs total_num_envs num_group_envs",
     "env.train.max_episode_steps": "max_episode_length",
+    "env.train.options.suite": "task_suite_name",
+    "env.train.options.tasks": "task_id_filter",
     "env.train.type": "env_id env_type simulator_type",
     "evaluation": "eval env.eval",
     "evaluation.episodes": "n_eval_episodes n_episodes",
@@ -87,6 +102,7 @@ _NAMES = {
     "model.path": "model_name_or_path pretrained_path model_path",
     "actor.precision": "bf16 fp16",
     "model.tokenizer": "tokenizer_name tokenizer_path",
+    "replay": "replay_buffer algorithm.replay_buffer",
     "replay.capacity": "buffer_size buffer_capacity",
     "replay.start_steps": "learning_starts",
     "rollout.group_size": "num_generations n n_samples_per_prompt",
@@ -96,8 +112,11 @@ _NAMES = {
     "rollout.engine.type": "rollout.name",
     "rollout.engine.tensor_parallel_size": "rollout.tensor_parallel_size",
     "rollout.engine.gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "rollout.sampling.max_new_tokens": "max_completion_length max_response_length response_length",
+    "rollout.sampling": "sampling_params algorithm.sampling_params",
+    "rollout.sampling.max_new_tokens": "max_completion_length max_response_length response_length "
+    "seq_length",
     "rollout.steps": "n_steps num_steps train_freq rollout_epoch max_steps_per_rollout_epoch",
+    "data.max_length": "seq_length",
     "data.max_prompt_length": "prompt_length",
     "runner": "trainer",
     "runner.output_dir": "default_local_dir log_path tensorboard_log",
@@ -115,6 +134,7 @@ _OTHER_VALUES = {
     },
     "final_fraction": {"min_lr": "min_lr / lr"},
     "functions": {"reward_scale": "`NAME.scale` of each", "reward_type": "`NAME.type` of each"},
+    "learn_temperature": {"alpha_type": "false for fixed_alpha"},
     "loss_agg_func": {
         "use_valid_token_scale": "token-mean where it is true; where it is false and a micro batch "
         "has one answer, seq-mean-token-mean"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from types import UnionType
 from typing import Annotated, Any, TypeVar, Union, get_args, get_origin
 
@@ -111,6 +112,16 @@ def _class_for(field: FieldInfo, node: Any) -> type[BaseModel] | None:
         return None
 
 
+def _options_class(field: FieldInfo, data: Mapping[str, Any]) -> type[BaseModel] | None:
+    """The class of options of the component that the ``type`` beside them names, if any does."""
+    options, name = options_of(field), data.get("type")
+    if options is None or name not in options.registry.names():
+        return None
+    with suppress(ConfigError):
+        return options.model_of(str(name), options.registry.load(str(name)))
+    return None
+
+
 def value_at(data: Any, key: str) -> Any:
     """Return what plain data holds under a dotted key, the data itself for none; else None."""
     for part in key.split(".") if key else []:
@@ -164,13 +175,13 @@ def subkeys_named(
             found.append(key)
         entry, node = entry_of(field), data.get(child)
         below = {f"{key}.": (field, node)}
-        if entry is not None:
+        if entry is not None and options_of(field) is None:
             entries = node if isinstance(node, Mapping) else {}
             below = {f"{key}.{own}.": (entry, value) for own, value in entries.items()}
         elif isinstance(node, list):
             below = {f"{key}.{place}.": (field, value) for place, value in enumerate(node)}
         for path, (part, value) in below.items():
-            section = _class_for(part, value)
+            section = _class_for(part, value) or _options_class(part, data)
             if section is not None:
                 nested = value if isinstance(value, Mapping) else {}
                 found += subkeys_named(section, name, nested, path)

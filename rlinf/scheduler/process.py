@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -256,12 +257,15 @@ class AsyncWork:
         self._what = what
         self._finish = finish
         self._abandon = abandon
+        self._owner = os.getpid()
         self._lock = threading.Lock()
         self._finished = False
         self._result: Any = None
 
     def __del__(self) -> None:
         """Take back what the operation asked for, where its result can reach nobody any more."""
+        if os.getpid() != self._owner:  # the copy in a child that was forked
+            return
         if not sys.is_finalizing() and self._abandon is not None and not self._future.done():
             abandoned.add(self._abandon)
 

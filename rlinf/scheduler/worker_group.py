@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -267,6 +268,7 @@ class WorkerGroupFuncResult:
         self._calls = calls
         self._results: dict[int, Any] = {}  # by position
         self._raised = False
+        self._owner = os.getpid()
         self._failed_calls = require_process().failed_calls
         for name, call in zip(self._names, calls, strict=True):
             take = partial(result_of, worker_name=name, method=method)
@@ -275,6 +277,8 @@ class WorkerGroupFuncResult:
     def __del__(self) -> None:
         """Of a call that nobody waits for any more, log what goes wrong."""
         if sys.is_finalizing() or not hasattr(self, "_failed_calls"):
+            return
+        if os.getpid() != self._owner:  # the copy in a child that was forked
             return
         for position, call in enumerate(self._calls):
             if position not in self._results:

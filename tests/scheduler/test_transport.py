@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import pickle
 import socket
@@ -19,7 +20,7 @@ import torch
 
 from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDiedError
-from rlinf.scheduler.process import Process, current_process, set_process
+from rlinf.scheduler.process import AsyncWork, Process, current_process, set_process
 from rlinf.scheduler.runtime.execution import run_method
 from rlinf.scheduler.transport import blocks, sockets
 from rlinf.scheduler.transport.blocks import Block, BlockPool, remove_free_blocks
@@ -127,6 +128,25 @@ def test_array_views_keep_their_block(codec, pool):
     gc.collect()
     codec.encode(np.zeros(LARGE))
     assert view.ravel().tolist() == [6.0, 5.0]
+
+
+def test_what_a_forked_child_drops_stays_its_parents(codec, pool):
+    received = [codec.decode(codec.encode(torch.ones(LARGE)))]
+    withdrawn = multiprocessing.get_context("fork").Event()
+    received.append(AsyncWork(Future(), "an item", abandon=withdrawn.set))
+
+    def drop() -> None:
+        received.clear()
+        gc.collect()
+        time.sleep(0.2)  # what is dropped is taken back by a thread
+
+    child = multiprocessing.get_context("fork").Process(target=drop)
+    child.start()
+    child.join(30)
+    assert (child.exitcode, withdrawn.is_set()) == (0, False)
+    codec.encode(torch.zeros(LARGE))
+    assert len(pool.blocks) == 2
+    assert float(received[0].sum()) == LARGE
 
 
 def test_every_receiver_frees_its_share(codec, pool):

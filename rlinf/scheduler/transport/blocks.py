@@ -162,7 +162,7 @@ class AttachedBlocks:
         """Memory of a block, writable; the block is given back when the last view is gone."""
         mapping = self._attach(name)
         view = np.frombuffer(mapping, np.uint8, nbytes, HEADER_BYTES)
-        weakref.finalize(view, _release, mapping, receiver).atexit = False
+        weakref.finalize(view, _release_here, os.getpid(), mapping, receiver).atexit = False
         return view
 
     def copy(self, name: str, nbytes: int) -> ByteArray:
@@ -204,6 +204,13 @@ def _map(name: str) -> mmap.mmap:
         return mmap.mmap(descriptor, os.fstat(descriptor).st_size, flags=_MAP_FLAGS)
     finally:
         os.close(descriptor)
+
+
+def _release_here(owner: int, mapping: mmap.mmap, receiver: int) -> None:
+    """Give a block back, but not by the copy of its view that goes in a child that was forked:
+    what the two map is the same, and the process that received it may still use it."""
+    if os.getpid() == owner:
+        _release(mapping, receiver)
 
 
 def _release(mapping: mmap.mmap, receiver: int) -> None:

@@ -14,7 +14,13 @@ from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.compat.cluster_members import ClusterEnvVar, ClusterMembers
 from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.node import NodeInfo, NodeTable, build_node_table
-from rlinf.scheduler.process import current_process, current_worker, require_process, set_process
+from rlinf.scheduler.process import (
+    current_process,
+    current_worker,
+    is_outside,
+    require_process,
+    set_process,
+)
 from rlinf.scheduler.runtime.attach import show_log
 from rlinf.scheduler.services.leases import LeaseTicket
 from rlinf.scheduler.services.network import Network
@@ -213,6 +219,15 @@ class Cluster(NodeTable, ClusterMembers):
     def has_initialized() -> bool:
         """Whether this process is in a cluster."""
         return current_process() is not None
+
+
+def _leave_to_parent() -> None:
+    """In a forked child: the cluster is its parent's, also at the end of the child."""
+    if is_outside() and (cluster := getattr(Cluster, "_instance", None)) is not None:
+        cluster._ready, Cluster._instance = False, None
+
+
+os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def _prepare_ray() -> None:

@@ -401,6 +401,8 @@ class _ThreadContext(threading.local):
 
 
 _process: Process | None = None
+_inherited: Process | None = None
+"""Of a forked child: that of its parent. It is kept, as what it holds is the parent's to end."""
 _process_worker: Worker | None = None
 # Of a context and not of a thread, so that what a worker hands to ``asyncio.to_thread`` is its own.
 _worker_here: ContextVar[Worker | None] = ContextVar("worker", default=None)
@@ -418,6 +420,12 @@ def require_process() -> Process:
     worker = _worker_here.get()
     if worker is not None and getattr(worker, ENDED, False):
         raise WorkerDiedError(f"worker '{worker.get_name()}' died: its group was closed")
+    if is_outside():
+        raise SchedulerUsageError(
+            "this process was forked by one of a cluster, and cannot speak in its parent's name: "
+            "call Cluster() in it first, which gives it a place of its own, or let the parent send "
+            "and receive"
+        )
     if _process is None:
         raise SchedulerUsageError(
             "there is no cluster in this process: create one with Cluster(...) before launching "
@@ -430,6 +438,35 @@ def set_process(process: Process | None) -> None:
     """Enter or leave a cluster."""
     global _process  # noqa: PLW0603 - one cluster per process is the interface
     _process = process
+
+
+def was_forked() -> bool:
+    """Whether this process was forked by one of a cluster on ``ray``."""
+    return _inherited is not None
+
+
+def is_outside() -> bool:
+    """Whether it was, and has not entered a cluster since."""
+    return _inherited is not None and _process is None
+
+
+def _begin_anew() -> None:
+    """In a forked child: with the endpoint of its parent it would take part in its connections and
+    count its requests again, and what it asked would be answered to the parent.
+
+    On the local runtime nothing leaves a process, and a child has a copy of all, which harms no
+    other.
+    """
+    global _process, _inherited, _process_worker
+    if _process is None or _process.runtime == "local":
+        return
+    _inherited, _process, _process_worker = _process, None, None
+    _worker_here.set(None)
+    _thread.chain = None
+    _chain.cache_clear()  # its thread is not there
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def current_worker() -> Worker | None:

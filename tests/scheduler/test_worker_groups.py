@@ -50,6 +50,7 @@ from tests.scheduler.workers import (
     Queuer,
     Sentence,
     WithoutBase,
+    put_from_forked_child,
 )
 
 
@@ -522,6 +523,24 @@ def test_a_process_that_a_worker_starts_becomes_a_worker(shared, runtime):
     while group.execute_on(0).alive("sharedBasic:2:1").wait() == [True]:  # its end is not known
         time.sleep(0.1)
     assert "sharedBasic:2:1: not answering" not in require_process().who_waits()
+
+
+@pytest.mark.parametrize("by", ["worker", "driver"])
+def test_a_forked_child_speaks_for_itself_or_not_at_all(shared, runtime, by):
+    if runtime == "local":
+        pytest.skip("what is forked from the local runtime reaches nobody")
+    group, channel = shared(Basic), Channel.create(f"of a child of the {by}")
+    if by == "worker":
+        (heard,) = group.execute_on(0).fork(channel).wait()
+    else:
+        heard = put_from_forked_child(channel, "sharedBasic")
+    assert heard[0] == "from a child"
+    assert "cannot speak in its parent's name: call Cluster() in it first" in heard[1]
+    assert "cannot launch groups or call their methods" in heard[2]
+    assert heard[3] == "its exit code is 0"
+    channel.put("still there")
+    assert (channel.get(), channel.qsize()) == ("still there", 0)
+    channel.close()
 
 
 def test_what_a_child_held_is_free_after_its_end(launch, runtime):

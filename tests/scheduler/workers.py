@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import logging
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -13,13 +14,14 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlinf.errors import MissingPackageError
-from rlinf.scheduler import Channel, Worker, WorkerAddress
+from rlinf.errors import MissingPackageError, UserError
+from rlinf.scheduler import Channel, Cluster, Worker, WorkerAddress
 from rlinf.scheduler.process import current_worker, require_process
 from rlinf.scheduler.worker_group import WorkerGroup
 
@@ -33,6 +35,30 @@ class Bundle:
     tensor: torch.Tensor
     parts: list[torch.Tensor]
     table: dict[str, torch.Tensor]
+
+
+def put_from_forked_child(channel: Channel, group: str) -> list[str]:
+    """What a child hears before it has entered the cluster, then puts, and hears of groups."""
+    context = multiprocessing.get_context("fork")
+    heard = context.SimpleQueue()
+
+    def attempt(work: Callable[[], object]) -> None:
+        try:
+            work()
+        except UserError as error:
+            heard.put(str(error))
+
+    def run() -> None:
+        attempt(lambda: channel.put("too early"))
+        Cluster()
+        channel.put("from a child")
+        attempt(lambda: WorkerGroup.from_group_name(Basic, group))
+
+    child = context.Process(target=run)
+    child.start()
+    got = channel.get()
+    child.join(60)
+    return [got, heard.get(), heard.get(), f"its exit code is {child.exitcode}"]
 
 
 class Oddity(Exception):
@@ -191,6 +217,9 @@ class Basic(Impatient):
         while self.check_worker_alive(f"{parent}:1"):
             time.sleep(0.01)
         return output
+
+    def fork(self, channel: Channel) -> list[str]:
+        return put_from_forked_child(channel, self._group_name)
 
     def locked(self) -> str:
         with self.device_lock:

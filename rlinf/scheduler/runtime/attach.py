@@ -16,6 +16,7 @@ from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.process import (
     Process,
     current_process,
+    is_outside,
     require_process,
     set_current_worker,
     set_process,
@@ -32,6 +33,8 @@ from rlinf.scheduler.transport.sockets import SocketEndpoint
 
 ATTACH_VARIABLE = "RLINF_ATTACH"
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+_entry: str | None = None
+"""What a process that this one starts or forks needs to enter the cluster."""
 
 
 def enter_cluster(own: Membership) -> Process:
@@ -56,9 +59,20 @@ def enter_cluster(own: Membership) -> Process:
     endpoint.register("cluster.leave", files.remove)
     set_process(process)
     listen_at(own.network_ip)
+    global _entry  # noqa: PLW0603 - one cluster per process
+    _entry = json.dumps(dataclasses.asdict(dataclasses.replace(own, driver=process.driver)))
     if own.driver:  # what a child process needs, should this one start some that become workers
-        os.environ[ATTACH_VARIABLE] = json.dumps(dataclasses.asdict(own))
+        os.environ[ATTACH_VARIABLE] = _entry
     return process
+
+
+def _show_entry() -> None:
+    """In a forked child, that of a driver too: it enters as one that a worker started does."""
+    if is_outside() and _entry is not None:
+        os.environ[ATTACH_VARIABLE] = _entry
+
+
+os.register_at_fork(after_in_child=_show_entry)
 
 
 def enter_from_environment() -> Process:

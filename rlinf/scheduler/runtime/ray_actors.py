@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
-from rlinf.scheduler.process import require_process, set_launching
+from rlinf.scheduler.errors import SchedulerUsageError, SchedulerValueError, WorkerDiedError
+from rlinf.scheduler.process import require_process, set_launching, was_forked
 from rlinf.scheduler.runtime.attach import copy_output, enter_cluster, show_log
 from rlinf.scheduler.runtime.base import Runtime, WorkerHandle
 from rlinf.scheduler.runtime.execution import (
@@ -51,6 +51,7 @@ class RayWorker(WorkerHandle):
 
     def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Start a method call; the future fails if the worker's process ends."""
+        _check_ray()
         wire = to_wire(arguments, method, require_process().node_rank)
         return RayCall(self, self.actor._rlinf_invoke.remote(wire))
 
@@ -169,6 +170,7 @@ class RayClientRuntime(Runtime):
         self, launch: Launch, worker_class: type, arguments: Arguments, max_concurrency: int | None
     ) -> RayWorker:
         """Start one actor without waiting for it."""
+        _check_ray()
         actor_name = f"{launch.name}@{launch.incarnation}"
         node = self.nodes[launch.placement.cluster_node_rank]
         options: dict[str, Any] = {
@@ -189,6 +191,7 @@ class RayClientRuntime(Runtime):
 
     def find(self, worker_name: str, incarnation: str) -> RayWorker:
         """A running worker by name and incarnation of its group."""
+        _check_ray()
         actor_name = f"{worker_name}@{incarnation}"
         if actor_name in self._started:
             return self._started[actor_name]
@@ -199,6 +202,15 @@ class RayClientRuntime(Runtime):
 
     def shutdown(self) -> None:
         """Nothing here is this process's to stop."""
+
+
+def _check_ray() -> None:
+    """Refuse what would wait for ever: of Ray's threads a forked process has none."""
+    if was_forked():
+        raise SchedulerUsageError(
+            "a process that was forked cannot launch groups or call their methods, as Ray does not "
+            "work in it: let its parent do that; messages and channels it has after Cluster()"
+        )
 
 
 def _runtime_env(launch: Launch) -> dict[str, Any]:

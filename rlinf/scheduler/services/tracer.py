@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from rlinf.scheduler.errors import SchedulerUsageError
-from rlinf.scheduler.process import current_process, current_worker_name
+from rlinf.scheduler.process import current_process, current_worker_name, is_outside
 
 _log = logging.getLogger("rlinf")
 _FLUSH_EVENTS = 512
@@ -197,3 +197,12 @@ class Tracer:
             if (kind, place[key]) not in cls._named:
                 cls._named.add((kind, place[key]))
                 yield {"ph": "M", "name": kind, "ts": 0, **place, "args": {"name": names[kind]}}
+
+
+def _record_nothing() -> None:
+    """In a forked child, which hands nothing over by the endpoint of its parent."""
+    if is_outside():
+        Tracer._sink, Tracer._lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_record_nothing)

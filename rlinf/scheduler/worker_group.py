@@ -7,6 +7,7 @@ import inspect
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
@@ -53,6 +54,23 @@ class GroupMember:
     worker: Any
 
 
+class _Selection:
+    """Ranks for one call: the first one takes them, and the next has None, which is all."""
+
+    def __init__(self, ranks: tuple[int, ...] | None = None) -> None:
+        self._ranks = ranks
+
+    def take(self) -> tuple[int, ...] | None:
+        ranks, self._ranks = self._ranks, None
+        return ranks
+
+
+class _OfThread(threading.local):
+    """What `WorkerGroup.execute_on` said last on each thread."""
+
+    selection = _Selection()
+
+
 class WorkerGroup:
     """Workers of one class.
 
@@ -70,7 +88,8 @@ class WorkerGroup:
         self._handles: list[WorkerHandle] = []
         self._worker_names: tuple[str, ...] = ()
         self._nodes: tuple[int, ...] = ()
-        self._selected: tuple[int, ...] | None = None
+        self._thread = _OfThread()
+        self._methods: set[str] = set()
         self._name = self._incarnation = ""
 
     @property
@@ -157,16 +176,17 @@ class WorkerGroup:
     def execute_on(self, *ranks: int) -> WorkerGroup:
         """Run only the next method call only on these ranks; AssertionError for an unknown one.
 
+        The next one of this thread: others may call methods of the group at the same time.
         Without ranks that call runs nowhere, and its results are ``[]``.
         """
-        self._selected = None
+        self._thread.selection = _Selection()
         every = range(len(self._handles))
         if any(not hasattr(rank, "__index__") or rank not in every for rank in ranks):
             raise InvalidRankError(
                 f"Invalid rank(s) specified. Got {list(ranks)}; group '{self._name}' has ranks "
                 f"0-{len(self._handles) - 1}."
             )
-        self._selected = ranks
+        self._thread.selection = _Selection(ranks)
         return self
 
     def _close(self) -> None:
@@ -196,17 +216,21 @@ class WorkerGroup:
                     "WorkerGroup, so the group could not call it. Rename it."
                 )
             else:
-                setattr(self, name, partial(self._call, name))
+                self._methods.add(name)
 
-    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> WorkerGroupFuncResult:
+    def _call(
+        self, method: str, selection: _Selection, /, *args: Any, **kwargs: Any
+    ) -> WorkerGroupFuncResult:
         if not self._handles:
             raise SchedulerUsageError(
                 f"worker group of {self._worker_cls.__name__} is not running: launch it before "
                 f"calling '{method}'"
             )
         every = tuple(range(len(self._handles)))
-        ranks = every if self._selected is None else self._selected
-        self._selected = None
+        ranks = selection.take()
+        if ranks is None:  # of a method that was looked up before `execute_on`
+            ranks = self._thread.selection.take()
+        ranks = every if ranks is None else ranks
         encode = require_process().encode
         calls = [
             self._handles[rank].call(method, encode((args, kwargs), reader_node=self._nodes[rank]))
@@ -215,7 +239,10 @@ class WorkerGroup:
         return WorkerGroupFuncResult(self, method, ranks, calls)
 
     def __getattr__(self, name: str) -> Any:
-        # Group methods are set by `launch`; this tells type checkers so, and explains typos.
+        # `launch` names the methods. Of one that another thread calls the ranks are those of the
+        # thread that looked it up.
+        if name in self.__dict__.get("_methods", ()):
+            return partial(self._call, name, self._thread.selection)
         worker_class = self.__dict__.get("_worker_cls", type(self)).__name__
         raise AttributeError(
             f"worker group of {worker_class} has no method '{name}'; methods of the class are "
@@ -362,7 +389,7 @@ class WorkerGroupFuncResult:
         return [call.result().seconds for call in self._calls]
 
     def _pop(self, method: str, *arguments: Any) -> list[Any]:
-        return self._group.execute_on(*self._ranks)._call(method, *arguments).wait()
+        return self._group._call(method, _Selection(tuple(self._ranks)), *arguments).wait()
 
     def _collect(self) -> None:
         for position, call in enumerate(self._calls):

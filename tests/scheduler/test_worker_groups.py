@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
@@ -102,6 +103,20 @@ def test_bad_rank_is_refused_and_forgotten(shared):
     with pytest.raises(AssertionError, match=r"Invalid rank\(s\) specified\."):
         group.execute_on(5)
     assert len(group.add().wait()) == 3
+
+
+def test_ranks_are_of_the_next_call_of_their_thread(shared):
+    group = shared(Basic)
+
+    def elsewhere(call):
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: call(1).wait()).result()
+
+    group.execute_on(2)
+    assert len(elsewhere(lambda value: group.add(value=value))) == 3
+    assert group.add(1).wait() == [(2, 1)]
+    assert elsewhere(group.execute_on(1).add) == [(1, 1)]
+    assert len(group.add(1).wait()) == 3
 
 
 @pytest.mark.parametrize("rank", ["0", [0], None, 0.0])

@@ -445,6 +445,41 @@ def test_a_worker_that_does_not_stop_is_left_without_a_word():
     assert (script.wait(), errors.decode()) == (0, "")
 
 
+COMPUTING = """
+    import sys, time, torch
+    from rlinf.scheduler import Cluster, NodePlacementStrategy, Worker
+
+    class Computing(Worker):
+        def compute(self):
+            matrix = torch.ones(300, 300)
+            while True:
+                matrix = matrix @ matrix / 300
+
+    cluster = Cluster(cluster_cfg={"num_nodes": 1, "runtime": "local"})
+    Computing.create_group().launch(cluster, NodePlacementStrategy([0]), "computing").compute()
+    time.sleep(0.2)
+    print("it ends", end="")
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [
+        ("sys.exit(5)", 5, ""),
+        pytest.param("raise ValueError('on purpose')", 1, "on purpose", marks=pytest.mark.slow),
+        pytest.param("cluster.shutdown()", 0, "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_computes_to_the_end_does_not_change_the_status(ending, code, told):
+    script = textwrap.dedent(COMPUTING) + ending
+    ended = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (code, "it ends"), ended.stderr
+    assert "terminate called" not in ended.stderr
+    assert told in ended.stderr
+
+
 RESET = """
     import ray
     from rlinf.scheduler import Cluster, NodePlacementStrategy

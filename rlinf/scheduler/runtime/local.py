@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import ctypes
 import importlib
 import queue
@@ -16,7 +17,7 @@ from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from weakref import WeakValueDictionary
+from weakref import WeakSet, WeakValueDictionary
 
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerValueError, WorkerDiedError
@@ -48,6 +49,8 @@ _MOST_OVERLAPPING = 1000  # calls of a worker with async methods
 _SOFT = 1  # omp_pause_soft: what the next computation needs comes back by itself
 
 _Call = tuple[str, Payload, "Future[Outcome]"]
+_threads: WeakSet[threading.Thread] = WeakSet()
+"""Those of all workers of this process."""
 
 
 class LocalRuntime(Runtime):
@@ -152,6 +155,7 @@ class LocalWorker(WorkerHandle):
                 target=self._run, args=(count == 0,), name=self._launch.name, daemon=True
             )
             self._threads.append(thread)
+            _threads.add(thread)
             thread.start()
 
     def call_for_result(self, method: str, /, *args: Any, **kwargs: Any) -> Future[Any]:
@@ -264,6 +268,27 @@ class LocalWorker(WorkerHandle):
 
     def _start_failure(self) -> Outcome | None:
         return failed_outcome(self._start_error, "__init__") if self._start_error else None
+
+
+def _keep_status() -> None:
+    """At the end of the program: leave it its own status where a worker still computes.
+
+    The interpreter ends a thread that returns to it by then by unwinding its stack, which C++ code
+    such as torch's does not allow: the program would be aborted. Here that thread waits for ever,
+    as it does by itself from Python 3.14 on. When the C library is told the status, it leaves at
+    once: what it would take apart first is what the thread computes with.
+    """
+    if any(thread.is_alive() for thread in _threads):
+        with suppress(OSError, AttributeError):  # other libraries than those of GNU
+            library = ctypes.CDLL(None)
+            library.fflush(None)
+            library.on_exit(library._exit, None)
+            set_terminate = ctypes.CDLL("libstdc++.so.6")._ZSt13set_terminatePFvvE
+            set_terminate(library.pause)
+
+
+# Before any cluster asks for its shutdown, and so behind that.
+atexit.register(_keep_status)
 
 
 def _settle(future: Future[Outcome], outcome: Outcome) -> None:

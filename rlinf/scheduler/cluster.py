@@ -7,6 +7,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rlinf.scheduler.accelerators import DEVICE_VARIABLE, process_device
@@ -204,16 +205,17 @@ class Cluster(NodeTable, ClusterMembers):
         self._ready = False
         if getattr(type(self), "_instance", None) is self:
             type(self)._instance = None
-        if self._services is not None:
-            atexit.unregister(self.shutdown)
-            # Of a program that ends by a failure one is told: that which ends it.
-            if sys.exc_info()[0] is None and (process := current_process()) is not None:
-                process.failed_calls.tell_unheard()
-            self.runtime.flush_traces(self._services.registry)
-            self.runtime.shutdown()
-            self._services.close()
-        if current_worker() is None:
-            set_process(None)
+        with ExitStack() as ends:  # whichever of them a second interrupt ends, the others are done
+            if current_worker() is None:
+                ends.callback(set_process, None)
+            if self._services is not None:
+                ends.callback(self._services.close)
+                ends.callback(self.runtime.shutdown)
+                atexit.unregister(self.shutdown)
+                # Of a program that ends by a failure one is told: that which ends it.
+                if sys.exc_info()[0] is None and (process := current_process()) is not None:
+                    process.failed_calls.tell_unheard()
+                self.runtime.flush_traces(self._services.registry)
 
     @staticmethod
     def has_initialized() -> bool:

@@ -16,6 +16,7 @@ import time
 import weakref
 from concurrent.futures import Future
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import psutil
@@ -26,7 +27,7 @@ from rlinf.flow.executor import Executor
 from rlinf.flow.graph import Flow, Stage
 from rlinf.flow.plan import ComponentPlan, Plan
 from rlinf.flow.stream import Ports, StepAborted
-from rlinf.scheduler import Channel, ClusterConfig
+from rlinf.scheduler import Channel, Cluster, ClusterConfig
 from rlinf.scheduler.channel.channel import DEFAULT_KEY
 from rlinf.scheduler.errors import WorkerCallError, WorkerDiedError
 from rlinf.scheduler.process import require_process
@@ -573,6 +574,28 @@ def test_a_cluster_outlives_the_thread_that_started_it():
     script = Warm(["-c", textwrap.dedent(ON_A_THREAD)])
     _, errors = script.communicate(timeout=200)
     assert script.wait() == 0, errors
+
+
+def test_a_second_interrupt_leaves_no_files(monkeypatch):
+    """It ends the wait for workers; a third one comes while the files are removed."""
+    monkeypatch.setattr("rlinf.scheduler.cluster.set_process", lambda process: None)
+    from rlinf.scheduler.runtime.ray import RayRuntime
+
+    runtime, files = object.__new__(RayRuntime), ClusterFiles.create()
+    runtime._ended, runtime._files, removed = threading.Event(), files, files.remove
+    monkeypatch.setattr(files, "remove", lambda: (signal.raise_signal(signal.SIGINT), removed()))
+    interrupt = partial(signal.raise_signal, signal.SIGINT)
+    monkeypatch.setattr(runtime, "_end_ray", interrupt)
+    monkeypatch.setattr(runtime, "flush_traces", lambda registry: interrupt())
+    cluster, closed = object.__new__(Cluster), []
+    services = SimpleNamespace(registry=None, close=lambda: closed.append(True))
+    cluster.__dict__ |= {"_ready": True, "_services": services, "runtime": runtime}
+    with pytest.raises(KeyboardInterrupt):
+        cluster.shutdown()
+    assert closed
+    assert not files._lock_path.exists()
+    assert not files.socket_directory.exists()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 WAITING = """

@@ -47,6 +47,7 @@ from rlinf.scheduler.runtime.ray_start import (
     control_lost,
     control_process,
     end_without_control,
+    holding_signals,
     join,
     join_address,
 )
@@ -234,16 +235,26 @@ class RayRuntime(RayClientRuntime):
     def shutdown(self) -> None:
         """End our workers, stop Ray if it is ours, and remove our files."""
         self._ended.set()
-        if self._ray_is_ours():
-            if not control_ended():
-                self._end_workers()
-            if control_ended():  # it may have ended meanwhile, as by a signal to all processes
-                end_without_control()
-            else:
-                if hasattr(self, "namespace"):
-                    internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
-                ray.shutdown()
-            os.environ.pop(ADDRESS_VARIABLE, None)
+        try:
+            self._end_ray()
+        finally:  # whatever ends that: a second interrupt may
+            with holding_signals():
+                self._leave()
+
+    def _end_ray(self) -> None:
+        if not self._ray_is_ours():
+            return
+        if not control_ended():
+            self._end_workers()
+        if control_ended():  # it may have ended meanwhile, as by a signal to all processes
+            end_without_control()
+        else:
+            if hasattr(self, "namespace"):
+                internal_kv._internal_kv_del(self.namespace.encode(), namespace=_KV_SPACE)
+            ray.shutdown()
+        os.environ.pop(ADDRESS_VARIABLE, None)
+
+    def _leave(self) -> None:
         if hasattr(self, "process"):
             self.process.endpoint.close()
         if current_process() is getattr(self, "process", None):

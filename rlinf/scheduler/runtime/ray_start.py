@@ -414,6 +414,26 @@ def _keeping_signals() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
+@contextmanager
+def holding_signals() -> Iterator[None]:
+    """Let SIGINT and SIGTERM wait for the end of something short that has to be done whole."""
+    if threading.current_thread() is not threading.main_thread():  # they interrupt that one alone
+        yield
+        return
+    came: list[int] = []
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    held = {number: handler for number, handler in handlers.items() if callable(handler)}
+    for number in held:
+        signal.signal(number, lambda number, _: came.append(number))
+    try:
+        yield
+    finally:
+        for number, handler in held.items():
+            signal.signal(number, handler)
+    for each in came:
+        signal.raise_signal(each)
+
+
 def _exit_by_signal(number: int, frame: object) -> None:
     """End the program, after its exit functions, with the status of what a signal ended: a wait in
     Ray makes another one of what is raised here."""

@@ -250,19 +250,23 @@ class PolicyConfig(AlgorithmConfig):
     `dynamic_sampling`; the last group is trained on whatever its rewards. With
     `rollout.partial` groups have no position yet: then a step may draw so many times as many
     prompts again as it has positions."""
-    proximal: ByFamily[Proximal] = by_family(tokens="rollout")
+    proximal: ByFamily[Proximal] = by_family(actions="rollout", tokens="rollout")
     """What the probability ratio divides by: log-probs of the policy that acted (rollout), those
     that the trainer recomputes before the first update, or, without that forward pass, an
-    interpolation between those that acted and the present ones by the staleness of each term."""
-    importance_sampling: ByFamily[ImportanceLevel | None] = by_family(tokens=None)
-    """Tokens: weight the loss of each token or sequence by its probability under the proximal
-    policy over that under the rollout engine; null: off."""
-    importance_sampling_clip: ByFamily[float] = by_family(tokens=2.0, gt=0)
-    """Tokens: largest such weight."""
-    importance_sampling_min: ByFamily[float] = by_family(tokens=0.0, ge=0)
-    """Tokens: smallest such weight."""
-    importance_sampling_mode: ByFamily[ImportanceMode] = by_family(tokens="truncate")
-    """Tokens: a weight out of bounds is set to the bound (truncate) or to 0 (mask)."""
+    interpolation between those that acted and the present ones by the staleness of each term.
+    Actions: of present weights in float32 those of the rollout are taken for the trainer's."""
+    importance_sampling: ByFamily[ImportanceLevel | None] = by_family(actions=None, tokens=None)
+    """Weight the loss of each token or sequence by its probability under the proximal policy over
+    that under the policy that acted; null: off. Actions: of what a ratio belongs to, see
+    `logprob_type`, or of a whole chunk (sequence)."""
+    importance_sampling_clip: ByFamily[float] = by_family(actions=2.0, tokens=2.0, gt=0)
+    """Largest such weight."""
+    importance_sampling_min: ByFamily[float] = by_family(actions=0.0, tokens=0.0, ge=0)
+    """Smallest such weight."""
+    importance_sampling_mode: ByFamily[ImportanceMode] = by_family(
+        actions="truncate", tokens="truncate"
+    )
+    """A weight out of bounds is set to the bound (truncate) or to 0 (mask)."""
     early_stop_imp_ratio: float | None = by_family(actions=None, tokens=5.0, nullable=True, gt=1)
     """An update is not applied where the mean ratio of its global batch exceeds this; null: never
     refused."""
@@ -340,13 +344,20 @@ class PolicyConfig(AlgorithmConfig):
 
     @model_validator(mode="after")
     def _check_importance_sampling(self) -> Self:
-        if self._family != "tokens" or self.importance_sampling is None:
+        if self._family is None or self.importance_sampling is None:
             return self
         if self.proximal == "rollout":
             raise illegal(
                 "importance_sampling",
-                "every weight is 1 where the proximal policy is the rollout engine",
+                "every weight is 1 where the proximal policy is the one that acted",
                 hint="write proximal: recomputed, or importance_sampling: null",
+            )
+        if self.importance_sampling == "sequence" and self.logprob_type == "chunk_level":
+            raise illegal(
+                "importance_sampling",
+                "sequence is the same as token with logprob_type: chunk_level, where a row is one "
+                "term",
+                hint="nearest: token, or logprob_type: action_level",
             )
         if self.importance_sampling_min > self.importance_sampling_clip:
             raise illegal(

@@ -120,6 +120,10 @@ class DecoupledPPOConfig(CriticConfig, ClippedConfig):
     """Tokens: weight by proximal over behaviour probability, per token or sequence."""
     importance_sampling_clip: ByFamily[float] = by_family(tokens=5.0, gt=0)
     """Tokens: largest such weight."""
+    importance_sampling_min: ByFamily[float] = by_family(tokens=0.0, ge=0)
+    """Tokens: smallest such weight."""
+    importance_sampling_mode: ByFamily[ImportanceMode] = by_family(tokens="truncate")
+    """Tokens: a weight out of bounds is set to the bound (truncate) or to 0 (mask)."""
     behave_weight_threshold: ByFamily[float] = by_family(actions=2.0, gt=0)
     """Actions: largest weight, probability under the proximal policy over that under the policy
     that acted; a term beyond it is not trained on."""

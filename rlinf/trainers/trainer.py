@@ -226,6 +226,9 @@ class Trainer:
         else:
             found = algorithm.prepare(rollout)
         batch, metrics = require_prepared(found, algorithm)
+        if algorithm.needs_present and not stale and self._config.precision.param != "float32":
+            # The same weights acted, but batches of another size were rounded otherwise.
+            batch = replace(batch, proximal_log_probs=None)
         metrics.update(staleness_metrics(self.version - batch.versions[:, 0]))
         return self.with_log_probs(self._asked(replace(batch, version=self.version))), metrics
 

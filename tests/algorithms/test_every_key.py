@@ -112,6 +112,9 @@ ACTIONS = {
     "kl_beta": 0.1, "loss_agg_func": "seq-mean-token-sum-norm", "loss_agg_length": 10,
     "early_stop_imp_ratio": 3.0,
 }  # fmt: skip
+IMPORTANCE = {
+    "proximal": "recomputed", "importance_sampling": "token", "importance_sampling_clip": 1.3,
+}  # fmt: skip
 DISTILLATION = {"teacher": Path("policy.safetensors")}
 SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     *((name, "tokens", {}) for name in ("ppo", "grpo", "dapo", "reinforce_pp", "rloo", "gspo",
@@ -126,9 +129,12 @@ SETTINGS: list[tuple[str, str, dict[str, Any]]] = [
     ("ppo", "actions", {"logprob_type": "action_level", "entropy_type": "action_level"}),
     *((name, "actions", ACTIONS) for name in ("ppo", "reinforce_pp", "decoupled_ppo")),
     *((name, "actions", {**ACTIONS, **FILTER}) for name in ("grpo", "cispo")),
+    *((name, "actions", {**IMPORTANCE, "logprob_type": "action_level"})
+      for name in ("ppo", "grpo", "reinforce_pp", "cispo")),
+    ("grpo", "actions", IMPORTANCE),
     ("ppo", "actions", {"normalize_rewards": True}),
     ("distillation", "actions", DISTILLATION),
-    ("distillation", "actions", {**DISTILLATION, **ACTIONS}),
+    ("distillation", "actions", {**DISTILLATION, **ACTIONS, **IMPORTANCE}),
     ("nft", "actions", {}),
     ("nft", "actions", {"target_space": "xnext", "xcur_source": "rollout", **FILTER}),
     ("nft", "actions", {"advantage": "raw", "loss_form": "dpo"}),

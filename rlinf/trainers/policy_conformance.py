@@ -50,10 +50,15 @@ class PolicySubject:
     config: ModelConfig
     env_spec: EnvSpec
 
+    @property
+    def value_dim(self) -> int:
+        """V: one value, none of what steers, which has Q functions alone."""
+        return 0 if self.config.steers else 1
+
     def policy(self, *, seed: int = 0, spec: EnvSpec | None = None) -> Policy:
-        """A fresh one with one value, in float32, which the bounds are for: published weights may
-        be stored in half of it."""
-        built = self.config.build(spec or self.env_spec, value_dim=1, seed=seed)
+        """A fresh one in float32, which the bounds are for: published weights may be stored in half
+        of it."""
+        built = self.config.build(spec or self.env_spec, value_dim=self.value_dim, seed=seed)
         return in_precision(built, torch.float32).eval()
 
     @property
@@ -117,6 +122,8 @@ def check_policy(
     ]  # fmt: skip
     if subject.imitates:
         checks = [each for each in checks if each not in (_check_replays, _check_gradients)]
+    if config.steers:
+        checks.remove(_check_adapters)  # what steers is small, and refuses them
     if ranks:
         checks.append(_check_two_ranks)
     if hasattr(config, "preset") and INSTRUCTION_KEY not in env_spec.observation_shapes:
@@ -145,7 +152,8 @@ def _check_acts(subject: PolicySubject) -> str:
     inside = (sample.actions >= low) & (sample.actions <= high)
     require(inside.all(), "actions leave the box of the environment")
     values = policy.value(subject.seen) if sample.values is None else sample.values
-    require(tuple(values.shape) == (_ROWS, 1), f"values {tuple(values.shape)}")
+    wanted = (_ROWS, subject.value_dim)
+    require(tuple(values.shape) == wanted, f"values {tuple(values.shape)}, expected {wanted}")
     _near(values, policy.value(subject.seen), "values of sample and of value")
     _, again = subject.acted(policy)
     require(torch.equal(again.actions, sample.actions), "the same noise gives other actions")
@@ -429,7 +437,8 @@ def _far(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> float:
 
 
 def _near(one: Tensor, other: Tensor, what: str, *, bound: float = _BOUND) -> float:
-    difference = float((one.detach() - other.detach()).abs().max())
+    distances = (one.detach() - other.detach()).abs()
+    difference = float(distances.max()) if distances.numel() else 0.0
     require(difference <= bound, f"{what} differ by {difference:.2e}, bound {bound:g}")
     return difference
 

@@ -130,6 +130,17 @@ def test_what_has_no_log_probs_is_held_by_its_actions_and_its_own_loss(name, giv
 
 
 @pytest.mark.parametrize(
+    "ranks", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["alone", "ranks"]
+)
+def test_a_steered_policy_passes_without_values(ranks):
+    base = {"type": "pi05", "preset": "tiny", "method": "ode", "denoising_steps": 2}
+    results = check_policy(REGISTRY.load("steered")(base=base, channels=(4,) * 4), PICTURES,
+                           ranks=ranks)  # fmt: skip
+    assert [each for each in results if not each.passed] == []
+    assert len(results) == 7 + ranks
+
+
+@pytest.mark.parametrize(
     ("fault", "checks"),
     [
         ("log-probs", {"replays"}),

@@ -415,13 +415,20 @@ MODELS = {
 }
 
 
+PUBLISHED_WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+"""What the weights of a published directory lie in: one file, or an index of several."""
+
+
 def type_of_directory(directory: Path) -> str:
     """Which model a published directory holds, by what its config.json calls it; a ConfigError
-    where none does."""
-    said, known = _names_of_directory(directory), _published_names()
+    where none does, or where there are weights without that file, as openpi's."""
+    place, known, said = directory.expanduser(), _published_names(), set[str]()
+    names = "it has no config.json"
+    if (place / "config.json").exists() or not _has_weights(place):
+        said = _names_of_directory(directory)
+        names = ", ".join(sorted(said - {"None"})) or "its config.json names none"
     if found := said & known.keys():
         return known[min(found)]
-    names = ", ".join(sorted(said - {"None"})) or "its config.json names none"
     raise ConfigError(
         f"{directory} is of no model that is known here ({names}); nearest: "
         f"{', '.join(sorted(known))}; where its layout names none, as openpi's, say which: "
@@ -451,6 +458,10 @@ def require_type_of_directory(directory: Path, config: ModelConfig) -> None:
             f"nearest: {other}, or the directory of a model of the type {config.type}",
             key="type",
         )
+
+
+def _has_weights(directory: Path) -> bool:
+    return any((directory / name).is_file() for name in PUBLISHED_WEIGHTS)
 
 
 def _published_names() -> dict[str, str]:

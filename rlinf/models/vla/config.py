@@ -16,7 +16,12 @@ from rlinf.checkpoint.weights_file import STATISTICS, read_header
 from rlinf.config.component import illegal
 from rlinf.data.json_files import read_settings
 from rlinf.errors import ConfigError, in_section, sought
-from rlinf.models.config import ModelConfig, Width, require_type_of_directory
+from rlinf.models.config import (
+    PUBLISHED_WEIGHTS,
+    ModelConfig,
+    Width,
+    require_type_of_directory,
+)
 from rlinf.models.vla.conventions import ActionConventions
 
 if TYPE_CHECKING:
@@ -326,8 +331,7 @@ class PublishedConfig(ModelConfig):
 
     def _lacks_description(self, directory: Path) -> bool:
         """Whether the directory has no config.json and needs one, or has no weights either."""
-        weights = ("model.safetensors", "model.safetensors.index.json")
-        held = ("config.json",) if self.described else ("config.json", *weights)
+        held = ("config.json",) if self.described else ("config.json", *PUBLISHED_WEIGHTS)
         return not any((directory / name).is_file() for name in held)
 
     def _check_statistics(self) -> None:

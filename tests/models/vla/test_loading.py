@@ -93,6 +93,21 @@ def test_a_directory_says_which_model_it_holds(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"action_horizon": 50}))
     with pytest.raises(ConfigError, match=r"say which: rlinf check model TYPE path="):
         type_of_directory(tmp_path)
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(ConfigError, match=r"config\.json cannot be read: No such file"):
+        type_of_directory(tmp_path)
+
+
+@pytest.mark.parametrize("held", ["model.safetensors", "model.safetensors.index.json"])
+def test_of_weights_without_a_description_the_type_is_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], held: str
+) -> None:
+    """As a directory of openpi."""
+    (tmp_path / held).touch()
+    assert main(["check", "model", str(tmp_path)]) != 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "is of no model that is known here (it has no config.json)" in said
+    assert "say which: rlinf check model TYPE path=" in said
 
 
 def test_weights_of_a_run_become_a_published_file(tmp_path: Path, kind: str) -> None:

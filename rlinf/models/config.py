@@ -71,6 +71,9 @@ class ModelConfig(StrictModel):
     denoises: ClassVar[bool] = False
     """Whether actions are denoised along a velocity
     (:class:`~rlinf.models.denoising.Denoising`)."""
+    steered_with: ClassVar[str | None] = None
+    """The value of ``method`` with which actions follow from the noise that denoising starts at
+    alone, so that it can be chosen; None: actions are not denoised."""
     steers: ClassVar[bool] = False
     """Whether its actions are the noise from which another policy denoises."""
     only_imitates: ClassVar[bool] = False

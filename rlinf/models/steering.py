@@ -125,7 +125,8 @@ class NoisePolicy(SquashedMLPPolicy):
 
 
 class SteeredPolicy(Policy):
-    """The actions of a frozen policy, denoised by the ODE from noise that another one chooses.
+    """The actions of a frozen policy, denoised without random steps from noise that another one
+    chooses.
 
     Raw actions are the noise, [B, 1, D] or [B, H, D], within its bound. Log-probs are those of the
     noise, in equal shares over the action dimensions of the environment.

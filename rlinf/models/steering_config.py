@@ -42,7 +42,7 @@ class SteeredConfig(SquashedConfig, PictureEncoderConfig, NormalizingPolicyConfi
     type: Literal["steered"] = "steered"
     """Which policy this section configures."""
     base: Annotated[ModelConfig, Component(_BASES)]
-    """The policy that is steered, which denoises by the ODE and is never trained."""
+    """The policy that is steered, which denoises without random steps and is never trained."""
     num_action_chunks: int = Field(default=1, ge=1)
     """C of `base`; it need not be written."""
     noise: Literal["one", "each"] = "one"
@@ -108,17 +108,18 @@ class SteeredConfig(SquashedConfig, PictureEncoderConfig, NormalizingPolicyConfi
 
     @model_validator(mode="after")
     def _check_base(self) -> Self:
-        if not self.base.denoises:
+        without_random_steps = self.base.steered_with
+        if without_random_steps is None:
             raise illegal(
                 "base.type",
                 f"{self.base.type} does not denoise its actions from noise that could be chosen",
                 hint="nearest: pi05",
             )
-        if getattr(self.base, "method", "ode") != "ode":
+        if getattr(self.base, "method", without_random_steps) != without_random_steps:
             raise illegal(
                 "base.method",
                 "would add noise that is not chosen",
-                hint="nearest: ode",
+                hint=f"nearest: {without_random_steps}",
             )
         if not self.image_keys and not self.use_states:
             raise illegal(

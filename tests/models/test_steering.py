@@ -26,6 +26,10 @@ BASE = {
     "type": "pi05", "preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": STEPS,
     "method": "ode",
 }  # fmt: skip
+DIFFUSION = {
+    "type": "diffusion", "preset": "tiny", "num_action_chunks": CHUNK, "denoising_steps": 2,
+    "method": "ddim",
+}  # fmt: skip
 SMALL: dict[str, Any] = {
     "base": BASE, "channels": (4, 4), "kernel_sizes": (3, 3), "strides": (4, 4),
     "hidden_sizes": (16,), "q_hidden_sizes": (16,), "q_functions": 3,
@@ -54,9 +58,9 @@ def policy() -> SteeredPolicy:
     return built()
 
 
-@pytest.mark.parametrize("noise", ["one", "each"])
-def test_the_frozen_policy_acts_from_what_was_chosen(noise: str) -> None:
-    policy = built(noise=noise, noise_bound=1.5, policy_gain=0.1)
+@pytest.mark.parametrize(("noise", "base"), [("one", BASE), ("each", BASE), ("one", DIFFUSION)])
+def test_the_frozen_policy_acts_from_what_was_chosen(noise: str, base: dict[str, Any]) -> None:
+    policy = built(noise=noise, base=base, noise_bound=1.5, policy_gain=0.1)
     observations, given = seen(ROWS), drawn(policy)
     horizon, dim = policy.frozen.noise["start"].shape
     found = policy.sample(observations, given)
@@ -132,9 +136,9 @@ def test_values_are_of_the_noise_and_of_what_is_seen() -> None:
 # -- training -------------------------------------------------------------------------------------
 
 
-def transitions() -> Any:
+def transitions(**options: Any) -> Any:
     """A rollout of random noise, as batches."""
-    policy = built()
+    policy = built(**options)
     steps, envs = 4, 4
     rows = [
         seen(envs) | policy.explore(seen(envs), drawn(policy, envs, seed=n)).forward_inputs
@@ -153,8 +157,8 @@ def transitions() -> Any:
     return [algorithm.with_noise(batch.select(slice(n, n + 8)), generator) for n in (0, 8)]
 
 
-def trainer(ranks: Ranks | Replicas | None = None, *, micro: int = 4) -> Trainer:
-    algorithm, config = DSRLConfig(gamma=0.9).build(family="actions"), section()
+def trainer(ranks: Ranks | Replicas | None = None, *, micro: int = 4, **options: Any) -> Trainer:
+    algorithm, config = DSRLConfig(gamma=0.9).build(family="actions"), section(**options)
     learner = RowTrainerConfig.model_validate(
         {
             "type": "fsdp" if isinstance(ranks, Ranks) else "plain",
@@ -199,9 +203,12 @@ def test_targets_are_the_mean_of_all_functions_without_entropy() -> None:
     )
 
 
-def test_training_does_not_depend_on_micro_batches_and_goes_on_from_its_state() -> None:
-    batches = transitions()
-    one, two = trainer(micro=8), trainer(micro=2)
+@pytest.mark.parametrize("base", [BASE, DIFFUSION], ids=["pi05", "diffusion"])
+def test_training_does_not_depend_on_micro_batches_and_goes_on_from_its_state(
+    base: dict[str, Any],
+) -> None:
+    batches = transitions(base=base)
+    one, two = trainer(micro=8, base=base), trainer(micro=2, base=base)
     begun = kept(one)
     first, second = one.train(batches, 0), two.train(batches, 0)
     assert first == pytest.approx(second, rel=1e-3, abs=1e-5)
@@ -214,7 +221,7 @@ def test_training_does_not_depend_on_micro_batches_and_goes_on_from_its_state() 
     assert "steering.encoder.normalizer.mean" in state["modules"]["policy"]["buffers"]
     assert float(state["modules"]["critic"]["buffers"]["encoder.normalizer.count"]) == 8
     assert not any("frozen" in name for name in state["modules"]["policy"]["master"])
-    resumed = trainer(micro=8)
+    resumed = trainer(micro=8, base=base)
     resumed.load_state_dict(state)
     one.train(batches, 1)
     resumed.train(batches, 1)
@@ -244,7 +251,9 @@ def test_noise_is_chosen_by_cameras_of_any_name() -> None:
 
 @pytest.mark.parametrize(("given", "message"), [
     ({"base": {"type": "mlp"}}, "mlp does not denoise its actions.*nearest: pi05"),
+    ({"base": {"type": "act", "preset": "tiny"}}, "act does not denoise its actions"),
     ({"base": BASE | {"method": "flow_sde"}}, "noise that is not chosen; nearest: ode"),
+    ({"base": DIFFUSION | {"method": "ddpm"}}, "noise that is not chosen; nearest: ddim"),
     ({"num_action_chunks": 2}, "is not that of base.*nearest: 4"),
     ({"strides": (2,)}, "1 numbers for 2 convolutions"),
     ({"image_keys": (), "use_states": False}, "chosen by nothing; nearest"),

@@ -81,7 +81,21 @@ def test_noise_is_remembered_and_what_chooses_it_left_behind(run: Path) -> None:
 
 @pytest.mark.slow
 def test_an_interrupted_run_equals_one_that_was_not(run: Path, tmp_path: Path) -> None:
-    loaded = load_recipe(str(write_recipe(tmp_path)))
+    assert_goes_on(run, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_diffusion_policy_is_steered_by_what_ddim_begins_with(tmp_path: Path) -> None:
+    base = "{type: diffusion, preset: tiny, num_action_chunks: 4, denoising_steps: 2, method: ddim}"
+    run = train(tmp_path / "whole", f"model.base={base}")
+    assert metrics(run)[-1]["actor/optimizer_steps"] == 2
+    assert all(name.startswith("steering.") for name in weights(run))
+    assert_goes_on(run, tmp_path, f"model.base={base}")
+
+
+def assert_goes_on(run: Path, tmp_path: Path, *overrides: str) -> None:
+    """The run without its last step ends as it did with it."""
+    loaded = load_recipe(str(write_recipe(tmp_path)), list(overrides))
     config = validate(OffPolicyConfig, loaded.data, loaded)
     killed = tmp_path / "killed"
     shutil.copytree(run, killed)

@@ -62,6 +62,7 @@ class DiffusionConfig(VisuomotorConfig):
     implementation = "rlinf.models.visuomotor.diffusion_policy:DiffusionPolicy"
     published_as = ("diffusion",)
     reads_earlier = True
+    steered_with = "ddim"
     usually_normalised_by = "min_max"
     of_exploration = ("min_std", "random_steps")
     of_weights = ("prediction",)

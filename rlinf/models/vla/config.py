@@ -400,6 +400,7 @@ class FlowConfig(VLAConfig):
     """What models have that denoise actions in some steps, of which some are random."""
 
     denoises = True
+    steered_with = "ode"
     usually_normalised_by: ClassVar[Method] = "mean_std"
     of_values = (*VLAConfig.of_values, "value_from")
     of_exploration = ("noise_level", "noise_bounds", "random_steps")

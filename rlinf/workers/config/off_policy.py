@@ -158,7 +158,7 @@ class OffPolicyConfig(ActingConfig):
             why = f"{self.model.type} has no Q functions"
             if self.model.type.endswith("cnn"):
                 why += ", as no model that is trained from pictures"
-            near = "steered" if self.model.denoises else "squashed_mlp"
+            near = "steered" if self.model.steered_with else "squashed_mlp"
             yield illegal("model.type", why, hint=f"nearest: {near}")
         if self.model.steers and self.actor.lora is not None:
             yield illegal(

@@ -123,9 +123,12 @@ class AlgorithmConfig(StrictModel):
         del model
         yield from ()
 
-    def length_problems(self, steps: int) -> Iterator[PydanticCustomError]:
-        """What stands against a run of so many training steps."""
-        del steps
+    def problems_of_training(
+        self, *, steps: int, model: ModelConfig | None = None
+    ) -> Iterator[PydanticCustomError]:
+        """What else stands against a training of so many steps, of a model for actions, and not
+        against an evaluation of what it left."""
+        del steps, model
         yield from ()
 
     def of_family(self, family: Family) -> Self:
@@ -245,9 +248,9 @@ class PolicyConfig(AlgorithmConfig):
     their group."""
     dynamic_sampling: ByFamily[bool] = by_family(tokens=False)
     """Tokens: train only on groups whose rewards differ; other prompts are drawn for the rest."""
-    max_resample: ByFamily[int] = by_family(tokens=5, ge=1)
-    """Tokens: how many times the prompt of one position may be drawn again in a step with
-    `dynamic_sampling`; the last group is trained on whatever its rewards. With
+    max_resample: ByFamily[int] = by_family(tokens=5, ge=0)
+    """Tokens: how many times, at least once, the prompt of one position may be drawn again in a
+    step with `dynamic_sampling`; the last group is trained on whatever its rewards. With
     `rollout.partial` groups have no position yet: then a step may draw so many times as many
     prompts again as it has positions."""
     proximal: ByFamily[Proximal] = by_family(actions="rollout", tokens="rollout")
@@ -272,7 +275,7 @@ class PolicyConfig(AlgorithmConfig):
     refused."""
 
     def model_problems(self, model: ModelConfig) -> Iterator[PydanticCustomError]:
-        """Actions without log-probs, or with an entropy that no bonus raises."""
+        """Actions without log-probs."""
         if model.without_log_probs is not None:
             key, nearest = model.without_log_probs
             yield illegal(
@@ -281,12 +284,24 @@ class PolicyConfig(AlgorithmConfig):
                 "model imitates and is evaluated",
                 hint=f"nearest: {nearest}",
             )
-        if self.needs_entropy and model.without_entropy is not None:
+
+    def problems_of_training(
+        self, *, steps: int, model: ModelConfig | None = None
+    ) -> Iterator[PydanticCustomError]:
+        """An entropy that no bonus raises, and a sample that may not be drawn again."""
+        yield from super().problems_of_training(steps=steps, model=model)
+        if self.needs_entropy and model is not None and model.without_entropy is not None:
             key, why, nearest = model.without_entropy
             yield illegal(
                 "algorithm.entropy_bonus",
                 f"would not raise the entropy with model.{key}: {getattr(model, key)}, {why}",
                 hint="nearest: 0" + (f", or model.{key}: {nearest}" if nearest else ""),
+            )
+        if self.dynamic_sampling and self.max_resample == 0:
+            yield illegal(
+                "algorithm.max_resample",
+                "is 0, with which dynamic_sampling draws no other prompt",
+                hint="nearest: 1, or dynamic_sampling: false",
             )
 
     @property
@@ -385,25 +400,26 @@ class ClippedConfig(PolicyConfig):
             )
         return self
 
-    @model_validator(mode="after")
-    def _check_log_bounds(self) -> Self:
+    def problems_of_training(
+        self, *, steps: int, model: ModelConfig | None = None
+    ) -> Iterator[PydanticCustomError]:
         """A bound of log-ratios within the clip, which would then never bind."""
+        yield from super().problems_of_training(steps=steps, model=model)
         low, high = log1p(-self.clip_ratio_low), log1p(self.clip_ratio_high)
         if self.clip_log_ratio_min is not None and self.clip_log_ratio_min > low:
-            raise illegal(
-                "clip_log_ratio_min",
+            yield illegal(
+                "algorithm.clip_log_ratio_min",
                 f"{self.clip_log_ratio_min} lies above log(1 - clip_ratio_low) = {low:.4g}, so "
                 "that no ratio would be clipped from below",
                 hint=f"nearest: {floor(low * 1e4) / 1e4:g}, or null",
             )
         if self.clip_log_ratio_max is not None and self.clip_log_ratio_max < high:
-            raise illegal(
-                "clip_log_ratio_max",
+            yield illegal(
+                "algorithm.clip_log_ratio_max",
                 f"{self.clip_log_ratio_max} lies below log(1 + clip_ratio_high) = {high:.4g}, so "
                 "that no ratio would be clipped from above",
                 hint=f"nearest: {ceil(high * 1e4) / 1e4:g}, or null",
             )
-        return self
 
 
 ALGORITHMS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -26,6 +26,9 @@ from rlinf.algorithms.base_config import (
 from rlinf.checkpoint.weights_file import require_weights
 from rlinf.config.component import illegal
 from rlinf.config.effects import refuse_unused
+
+if TYPE_CHECKING:
+    from rlinf.models.config import ModelConfig
 
 __all__ = ["AlgorithmConfig", "PolicyConfig"]
 
@@ -69,8 +72,11 @@ class CriticConfig(PolicyConfig):
         """No warm-up of the critic."""
         return ("algorithm.critic_warmup_steps=0",) if self.critic_warmup_steps else ()
 
-    def length_problems(self, steps: int) -> Iterator[PydanticCustomError]:
+    def problems_of_training(
+        self, *, steps: int, model: ModelConfig | None = None
+    ) -> Iterator[PydanticCustomError]:
         """A warm-up of the critic that does not end."""
+        yield from super().problems_of_training(steps=steps, model=model)
         if self.critic_warmup_steps >= steps:
             yield illegal(
                 "algorithm.critic_warmup_steps",

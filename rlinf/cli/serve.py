@@ -172,7 +172,7 @@ def _of_recipe(source: str, overrides: list[str] | None) -> Callable[[], Initial
     from rlinf.config.validate import check
     from rlinf.runners.evaluation import require_beginning
 
-    task, loaded, config = read_config(source, overrides or [])
+    task, loaded, config = read_config(source, overrides or [], evaluated=True)
     _require_acting(source, task)
     config = task.for_evaluation(config)
     path = require_beginning(config, source)

@@ -64,7 +64,7 @@ def run_report(run: Path, steps: range | None = None) -> RunReport:
     from rlinf.monitor.run_directory import METRICS_FILE
     from rlinf.monitor.timeline import read_events
 
-    task, _, config = read_config(str(run / CONFIG_FILE), [])
+    task, _, config = read_config(str(run / CONFIG_FILE), [], evaluated=True)
     require_training(task, str(run))
     flow = task.flow(config)
     decisions = read_decisions(run)

@@ -120,6 +120,11 @@ class EmbodiedConfig(ActingConfig):
                 "states",
                 hint="at least 2",
             )
+
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """A rollout that cuts episodes which are judged as a whole, and steps in which no
+        environment would act."""
+        yield from super().problems_of_training()
         whole, steps = self._steps_of_whole_episodes, self.rollout.steps
         cut = steps % whole if self.auto_reset else steps < whole
         if self.algorithm.needs_whole_episodes and cut:
@@ -128,16 +133,12 @@ class EmbodiedConfig(ActingConfig):
             legal = nearest_multiples(whole, steps) if self.auto_reset else [whole]
             yield illegal(
                 "rollout.steps",
-                f"{name} judges whole episodes of up to {self._longest_episode} steps{chunks}, "
-                "which a rollout of this length would cut",
+                f"{self.algorithm.type} judges whole episodes of up to {self._longest_episode} "
+                f"steps{chunks}, which a rollout of this length would cut",
                 hint=f"nearest: {join_choices(legal)}",
             )
-
-    def problems_of_training(self) -> Iterator[PydanticCustomError]:
-        """Steps in which no environment would act."""
-        yield from super().problems_of_training()
-        whole, train = self._steps_of_whole_episodes, next(iter(self.env.sections))
-        if not self.auto_reset and self.rollout.steps > whole:
+        train = next(iter(self.env.sections))
+        if not self.auto_reset and steps > whole:
             yield illegal(
                 "rollout.steps",
                 f"each environment plays one episode of up to {self._longest_episode} steps in a "

@@ -206,8 +206,21 @@ class ReasoningConfig(AnsweringConfig):
         yield from rescaling_problems(self)
 
     def problems_of_training(self) -> Iterator[PydanticCustomError]:
-        """Log-probs that the engine reports otherwise, and penalties of lengths that no answer has:
-        evaluations use none."""
+        """Log-probs that the engine reports otherwise, penalties of lengths that no answer has, and
+        what leaves nothing to learn: evaluations use none."""
+        yield from super().problems_of_training()
+        yield from self.algorithm.problems_of_training(steps=self.training_steps)
+        if self.algorithm.dynamic_sampling and self.rollout.group_size < 2:
+            yield illegal(
+                "rollout.group_size",
+                f"is {self.rollout.group_size}, but algorithm.dynamic_sampling trains on prompts "
+                "whose answers have different rewards",
+                hint="at least 2, or algorithm.dynamic_sampling: false",
+            )
+        if not any(function.weight for function in self.reward.functions.values()):
+            name = next(iter(self.reward.functions))
+            why = "is 0, as every other one, so that nothing can be learnt"
+            yield illegal(f"reward.functions.{name}.weight", why, hint="nearest: 1")
         if (unscored := self.rollout.engine.unscored(self.rollout.sampling)) is not None:
             yield illegal(f"rollout.sampling.{unscored.key}", unscored.why, hint=unscored.hint)
         yield from self._penalty_problems()
@@ -285,20 +298,12 @@ class ReasoningConfig(AnsweringConfig):
 
     def _algorithm_problems(self) -> Iterator[PydanticCustomError]:
         algorithm = self.algorithm
-        yield from algorithm.length_problems(self.training_steps)
         if algorithm.needs_groups and self.rollout.group_size < 2:
             yield illegal(
                 "rollout.group_size",
                 f"is {self.rollout.group_size}, but {algorithm.type} compares the answers to one "
                 "prompt",
                 hint="at least 2",
-            )
-        elif algorithm.dynamic_sampling and self.rollout.group_size < 2:
-            yield illegal(
-                "rollout.group_size",
-                f"is {self.rollout.group_size}, but algorithm.dynamic_sampling trains on prompts "
-                "whose answers have different rewards",
-                hint="at least 2, or algorithm.dynamic_sampling: false",
             )
         sampling = self.rollout.sampling
         if sampling.greedy or sampling.top_k == 1:
@@ -330,10 +335,6 @@ class ReasoningConfig(AnsweringConfig):
 
     def _data_problems(self) -> Iterator[PydanticCustomError]:
         generated = self.data.task is not None
-        if not any(function.weight for function in self.reward.functions.values()):
-            name = next(iter(self.reward.functions))
-            why = "is 0, as every other one, so that nothing can be learnt"
-            yield illegal(f"reward.functions.{name}.weight", why, hint="nearest: 1")
         if self.data.validates:
             validation = self.validation
             yield from validation.correctness_problems(self.reward, "validation.")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from typing import Any
@@ -76,15 +77,30 @@ def test_what_each_needs() -> None:
         ("rloo", {"loss_agg_func": "token-mean"}, "seq-mean-token-sum"),
         ("ppo", {"clip_ratio": 0.2}, "clip_ratio"),
         ("grpo", {"max_resample": -1}, "max_resample"),
-        ("grpo", {"dynamic_sampling": True, "max_resample": 0}, "greater than or equal to 1"),
-        ("grpo", {"clip_log_ratio_max": 0.05}, "from above; nearest: 0.1824, or null"),
-        ("dapo", {"clip_log_ratio_max": 0.2}, "from above; nearest: 0.2469, or null"),
-        ("ppo", {"clip_log_ratio_min": -0.1}, "from below; nearest: -0.2232, or null"),
     ],
 )
 def test_illegal_combinations_are_refused(name: str, keys: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         build(name, **keys)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "key", "message"),
+    [
+        ("grpo", {"dynamic_sampling": True, "max_resample": 0}, "max_resample", "nearest: 1, or"),
+        ("grpo", {"clip_log_ratio_max": 0.05}, "clip_log_ratio_max", "nearest: 0.1824, or null"),
+        ("dapo", {"clip_log_ratio_max": 0.2}, "clip_log_ratio_max", "nearest: 0.2469, or null"),
+        ("ppo", {"clip_log_ratio_min": -0.1}, "clip_log_ratio_min", "nearest: -0.2232, or null"),
+        ("ppo", {"critic_warmup_steps": 2}, "critic_warmup_steps", "none of the 2 .*nearest: 1"),
+    ],
+)
+def test_what_stands_against_a_training_alone(
+    name: str, keys: dict[str, Any], key: str, message: str
+) -> None:
+    (problem,) = build(name, **keys).config.problems_of_training(steps=2)
+    assert (problem.context or {})["key"] == f"algorithm.{key}"
+    assert re.search(message, problem.message())
+    assert not list(build(name).config.problems_of_training(steps=2))
 
 
 def test_configs_import_no_torch() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,17 @@ def test_the_page_is_written_and_its_path_printed(
     # The evaluation in between is no step.
     begins, ends = [s[1] for s in panel["steps"]], [s[2] for s in panel["steps"]]
     assert all(end <= begin for end, begin in zip(ends, begins[1:], strict=False))
+
+
+def test_a_run_is_viewed_whose_training_is_refused_by_now(run: Path, tmp_path: Path) -> None:
+    old = shutil.copytree(run, tmp_path / "old")
+    config = (old / "config.yaml").read_text()
+    assert "clip_log_ratio_max: null" in config
+    (old / "config.yaml").write_text(
+        config.replace("clip_log_ratio_max: null", "clip_log_ratio_max: 0.1")
+    )
+    assert main(["view", str(old)]) == 0
+    assert main(["resume", str(old)]) == 2
 
 
 def test_waiting_explains_what_the_metrics_call_work(run: Path) -> None:

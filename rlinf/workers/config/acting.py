@@ -404,8 +404,12 @@ class ActingConfig(EvaluatedConfig):
                 f"is not a multiple of the {chunk} actions of a chunk (model.num_action_chunks)",
                 hint=f"nearest: {join_choices(nearest_multiples(chunk, self.rollout.steps))}",
             )
-        yield from self.algorithm.length_problems(self.training_steps)
         yield from super().problems()
+
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """What stands against how the algorithm trains the model."""
+        yield from super().problems_of_training()
+        yield from self.algorithm.problems_of_training(steps=self.training_steps, model=self.model)
 
     # -- planning -------------------------------------------------------------------------------
 

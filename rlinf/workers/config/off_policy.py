@@ -126,13 +126,6 @@ class OffPolicyConfig(ActingConfig):
     def problems(self) -> Iterator[PydanticCustomError]:
         """See :meth:`PlacedConfig.problems`."""
         yield from super().problems()
-        if not self.auto_reset:
-            yield illegal(
-                f"{next(iter(self.env.sections))}.auto_reset",
-                "lets an environment that has finished wait for the end of the rollout, by whose "
-                "steps random actions and updates are counted",
-                hint="nearest: true",
-            )
         if self.replay.capacity < self.samples:
             yield illegal(
                 "replay.capacity",
@@ -173,6 +166,17 @@ class OffPolicyConfig(ActingConfig):
                 hint="nearest: replay on one device",
             )
         yield from rank_problems(self.actor, self.world_size("actor"), "transitions")
+
+    def problems_of_training(self) -> Iterator[PydanticCustomError]:
+        """See :meth:`PlacedConfig.problems_of_training`."""
+        if not self.auto_reset:
+            yield illegal(
+                f"{next(iter(self.env.sections))}.auto_reset",
+                "lets an environment that has finished wait for the end of the rollout, by whose "
+                "steps random actions and updates are counted",
+                hint="nearest: true",
+            )
+        yield from super().problems_of_training()
 
     def _learning_problems(self) -> Iterator[PydanticCustomError]:
         """What stands against how much is learnt, and by which optimizers."""

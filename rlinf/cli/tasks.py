@@ -129,5 +129,5 @@ def check_changed(source: Path, overrides: Sequence[str], *, why: str) -> None:
 
     task, recipe, config = read_config(str(config_of_run(source)), overrides, evaluated=True)
     origin = origin_of(task, run_of(source))
-    origin.refuse_other_config(config, task.changeable_evaluation, why=why)
+    origin.refuse_other_config(config, task.changeable_evaluation, why=why, evaluated=True)
     check(task.for_evaluation(config), recipe)

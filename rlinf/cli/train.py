@@ -130,8 +130,8 @@ def resume(
     task, recipe, config = read_config(str(file), of_other_types(file, overrides or []))
     require_training(task, run)
     config, origin = at_absolute_paths(config), origin_of(task, path)
-    origin.refuse_other_config(config, task.changeable, why="a resumed run")
     with showing_warnings():
+        origin.refuse_other_config(config, task.changeable, why="a resumed run")
         origin.refuse_other_files(config, changed_code=changed_code)
         check(config, recipe)
 

@@ -64,6 +64,12 @@ def check(config: StrictModel, recipe: LoadedRecipe, *, section: str | None = No
         raise ConfigError(f"{recipe.name}: 1 problem\n  {problem}") from error
 
 
+def refused_keys(error: ValidationError, data: Mapping[str, Any]) -> list[str]:
+    """The dotted keys that an error of validation names; none of a rule that names no key."""
+    found = (_key_and_value(details, data)[0] for details in error.errors(include_url=False))
+    return [key for key in dict.fromkeys(found) if key]
+
+
 def _message(
     model_class: type[BaseModel],
     error: ValidationError,

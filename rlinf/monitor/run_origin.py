@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from rlinf.config.base import StrictModel
 from rlinf.config.dump import leaves, to_data
 from rlinf.config.named_files import Fingerprint, fingerprint, named_files
 from rlinf.config.reference import file_of
+from rlinf.config.validate import EVALUATED, refused_keys
 from rlinf.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -101,11 +103,18 @@ class Origin:
                 yield key, path, changed
 
     def refuse_other_config(
-        self, config: StrictModel, changeable: Sequence[str], *, why: str
+        self,
+        config: StrictModel,
+        changeable: Sequence[str],
+        *,
+        why: str,
+        evaluated: bool = False,
     ) -> None:
         """Refuse other values of keys that decided what was trained so far.
 
         Paths of what the run read may be others: :meth:`refuse_other_files` looks at what is there.
+        So may values that are refused by now, with which nothing goes on; that is logged. Where
+        what was trained is ``evaluated``, those that stand against training alone may not.
 
         Raises:
             ConfigError: Names each key with both values.
@@ -114,7 +123,7 @@ class Origin:
         for key in self.files:
             with suppress(KeyError):  # a module is no value
                 _put(data, key, _value(self.config, key))
-        old, new = dict(leaves(self._completed(config))), dict(leaves(data))
+        old, new = self._completed(config, evaluated=evaluated), dict(leaves(data))
         changed = [
             f"{key} = {new.get(key)} (it was {old.get(key)})"
             for key in old | new
@@ -128,12 +137,25 @@ class Origin:
                 "For another value start a new run."
             )
 
-    def _completed(self, config: StrictModel) -> Mapping[str, Any]:
-        """The configuration with the defaults of keys that did not exist when it was written."""
-        try:
-            return to_data(type(config).model_validate(self.config))
-        except ValidationError:  # a key was given up, or its rule changed: both values are told
-            return self.config
+    def _completed(self, config: StrictModel, *, evaluated: bool) -> dict[str, Any]:
+        """The leaves of the configuration as it would be written now: with the defaults of keys
+        that came later, and, of values that are refused by now, those that ``config`` has."""
+        data, new, given_up = deepcopy(dict(self.config)), to_data(config), dict[str, Any]()
+        while True:
+            try:
+                found = type(config).model_validate(data, context={EVALUATED: evaluated})
+                return dict(leaves(to_data(found))) | given_up
+            except ValidationError as error:
+                keys = refused_keys(error, data)
+            if any(_correct(data, key, new, given_up) for key in keys):
+                continue
+            if evaluated:
+                break
+            evaluated = True  # it is legal by what may change, as a longer run
+        # It contradicts itself by now: what it has not is not compared.
+        old = dict(leaves(data)) | given_up
+        above = tuple(f"{key}." for key in old)
+        return {key: value for key, value in leaves(new) if not key.startswith(above)} | old
 
 
 def _read(key: str, path: Path) -> Fingerprint:
@@ -168,6 +190,29 @@ def _value(data: Any, key: str) -> Any:
     for part in key.split("."):
         data = _entry(data, part)
     return data
+
+
+def _correct(data: Any, key: str, new: Any, given_up: dict[str, Any]) -> bool:
+    """Whether another value, in ``new``, took the place of a refused one, or nothing did of a key
+    that was ``given_up``. A section is not replaced, as it holds what is not refused, too."""
+    *above, last = key.split(".")
+    try:
+        for part in above:
+            data, new = _entry(data, part), _entry(new, part)
+    except (KeyError, IndexError, ValueError, TypeError):
+        return False
+    if not (isinstance(data, dict) and isinstance(new, Mapping)):
+        return False
+    was = data.get(last)
+    if last in data and last not in new:
+        given_up.update(leaves({key: data.pop(last)}))
+        return True
+    if last not in new or isinstance(was, Mapping | list) or was == new[last]:
+        return False
+    if last in data:
+        log.warning("%s: %s is refused by now, it goes on with %s", key, was, new[last])
+    data[last] = new[last]
+    return True
 
 
 def _put(data: Any, key: str, value: Any) -> None:

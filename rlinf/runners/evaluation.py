@@ -292,7 +292,9 @@ def _configured(task: type[Task[Any]], run: Path, overrides: Sequence[str]) -> P
     recipe = load_recipe(str(run / CONFIG_FILE), overrides)
     config = validate(task.config_class, recipe.data, recipe, evaluated=True)
     origin = origin_of(task, run)
-    origin.refuse_other_config(config, task.changeable_evaluation, why="a trained run")
+    origin.refuse_other_config(
+        config, task.changeable_evaluation, why="a trained run", evaluated=True
+    )
     origin.refuse_other_files(config, section="model")
     # What its tools reply is part of what is evaluated, and may be mended.
     origin.refuse_other_files(config, section="rollout", changed_code=True)

@@ -9,10 +9,14 @@ from pathlib import Path
 import pytest
 
 from rlinf.config.dump import to_data
+from rlinf.config.validate import validate
 from rlinf.envs.config import EnvConfig
 from rlinf.errors import ConfigError
 from rlinf.monitor.run_origin import Origin
 from rlinf.rewards.config import RewardConfig
+from rlinf.runners.embodied_config import EmbodiedConfig
+
+from ..runners.support import small_config
 
 
 def rewards(function: str) -> RewardConfig:
@@ -98,3 +102,43 @@ def test_an_environment_in_a_file_of_ones_own_may_not_change(
     assert "own_reach_env.py is not what the run began with" in caplog.text
     installed = {**own, "options": {"id": "Pendulum-v1"}}
     assert not Origin.of(EnvConfig.model_validate(installed)).files
+
+
+def test_a_value_that_is_refused_by_now_may_be_corrected_and_no_other_changed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    data = to_data(small_config(tmp_path))
+    data["algorithm"]["clip_log_ratio_max"] = 0.1
+    del data["model"]["any_action_limits"]
+    began = Origin(data)
+    began.refuse_other_config(small_config(tmp_path), (), why="a resumed run")
+    told = "algorithm.clip_log_ratio_max: 0.1 is refused by now, it goes on with None"
+    assert told in caplog.text
+    other = small_config(tmp_path, "actor.optim.lr=0.5")
+    with pytest.raises(
+        ConfigError, match=r"not changeable: actor\.optim\.lr = 0\.5 \(it was .*\)\."
+    ):
+        began.refuse_other_config(other, (), why="a resumed run")
+    # To evaluate nothing has to be corrected.
+    config = validate(EmbodiedConfig, data, "a run", evaluated=True)
+    began.refuse_other_config(config, (), why="a trained run", evaluated=True)
+    with pytest.raises(ConfigError, match=r"changeable: algorithm\.clip_log_ratio_max = None \("):
+        began.refuse_other_config(
+            small_config(tmp_path), (), why="a trained run", evaluated=True
+        )  # fmt: skip
+
+
+def test_what_contradicts_itself_by_now_is_compared_by_what_it_had(tmp_path: Path) -> None:
+    data = to_data(small_config(tmp_path))
+    data["algorithm"]["critic_warmup_steps"] = 8
+    del data["model"]["any_action_limits"]
+    longer = small_config(
+        tmp_path, "algorithm.critic_warmup_steps=8", "runner.total_env_steps=2048"
+    )
+    Origin(data).refuse_other_config(longer, ("runner",), why="a resumed run")
+    data["actor"]["update_epoch"] = "2"  # another type
+    data["runner"] = {"total_env_steps": 1024, "retired": {"interval": 3}}
+    with pytest.raises(
+        ConfigError, match=r"changeable: runner\.retired\.interval = None \(it was 3"
+    ):
+        Origin(data).refuse_other_config(longer, ("runner.total_env_steps",), why="a resumed run")

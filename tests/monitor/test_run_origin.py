@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from rlinf.config.dump import to_data
 from rlinf.config.validate import validate
 from rlinf.envs.config import EnvConfig
 from rlinf.errors import ConfigError
+from rlinf.models.config import REGISTRY as MODELS
 from rlinf.monitor.run_origin import Origin
 from rlinf.rewards.config import RewardConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
@@ -142,3 +144,26 @@ def test_what_contradicts_itself_by_now_is_compared_by_what_it_had(tmp_path: Pat
         ConfigError, match=r"changeable: runner\.retired\.interval = None \(it was 3"
     ):
         Origin(data).refuse_other_config(longer, ("runner.total_env_steps",), why="a resumed run")
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "horizon", "told"),
+    [
+        ("pi0", {}, 50, True),
+        ("pi05", {}, 50, True),
+        ("smolvla", {}, 50, True),
+        ("pi0", {}, 10, False),
+        ("pi05", {"action_horizon": 10}, 50, False),
+        ("gr00t", {}, 50, False),
+    ],
+)
+def test_a_horizon_that_was_taken_in_silence_may_be_told(
+    tmp_path: Path, kind: str, settings: dict[str, int], horizon: int, told: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    section = {"type": kind, "path": str(tmp_path), "num_action_chunks": 4}
+    kept = MODELS.load(kind).model_validate(section)
+    given = MODELS.load(kind).model_validate({**section, "horizon": horizon})
+    began = Origin(to_data(kept))
+    with nullcontext() if told else pytest.raises(ConfigError, match=f"horizon = {horizon} \\(it"):
+        began.refuse_other_config(given, (), why="a resumed run")

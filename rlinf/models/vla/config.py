@@ -402,6 +402,9 @@ class FlowConfig(VLAConfig):
     denoises = True
     steered_with = "ode"
     usually_normalised_by: ClassVar[Method] = "mean_std"
+    former_horizon: ClassVar[int | None] = None
+    """Actions that former versions denoised together where neither the section nor config.json says
+    how many, and it has to be given by now; None: it has not."""
     of_values = (*VLAConfig.of_values, "value_from")
     of_exploration = ("noise_level", "noise_bounds", "random_steps")
     only_with: ClassVar = {
@@ -455,6 +458,14 @@ class FlowConfig(VLAConfig):
         """Whether every denoising step is random."""
         chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")
         return chosen == "all"
+
+    def may_be_told(self, key: str, value: Any) -> bool:
+        """The horizon that was taken where config.json is silent."""
+        if key != "horizon" or self.path is None or self.former_horizon is None:
+            return super().may_be_told(key, value)
+        settings = self.settings()
+        silent = all(settings.get(name) is None for name in ("chunk_size", "action_horizon"))
+        return silent and value == self.former_horizon
 
     def weight_settings(self) -> dict[str, Any]:
         """With how many actions a preset denoises together, which no shape tells."""

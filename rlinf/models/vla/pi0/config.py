@@ -15,6 +15,7 @@ class PI0Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi0", "dexbotic_pi0")
+    former_horizon = 50
     also_called = ("pi05",)  # the weights say which one it is
     described = False  # what openpi trains with torch has no config.json
     only_with: ClassVar = {"tokenizer": "path"}
@@ -29,6 +30,7 @@ class PI05Config(FlowConfig):
 
     implementation = "rlinf.models.vla.pi0.policy:PI0Policy"
     published_as = ("pi05",)
+    former_horizon = 50
     also_called = ("pi0", "dexbotic_pi0")
     described = False
     usually_normalised_by = "quantiles"

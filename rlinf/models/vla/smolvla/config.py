@@ -13,6 +13,7 @@ class SmolVLAConfig(FlowConfig):
 
     implementation = "rlinf.models.vla.smolvla.policy:SmolVLAPolicy"
     published_as = ("smolvla",)
+    former_horizon = 50
     type: Literal["smolvla"] = "smolvla"
     """Which policy this section configures."""
     value_head: tuple[Width, ...] = (512, 256, 128)

@@ -11,6 +11,7 @@ import pytest
 
 from rlinf.config.dump import to_data
 from rlinf.config.validate import validate
+from rlinf.data.prompts.config import ChatTemplateConfig
 from rlinf.envs.config import EnvConfig
 from rlinf.errors import ConfigError
 from rlinf.models.config import REGISTRY as MODELS
@@ -167,3 +168,15 @@ def test_a_horizon_that_was_taken_in_silence_may_be_told(
     began = Origin(to_data(kept))
     with nullcontext() if told else pytest.raises(ConfigError, match=f"horizon = {horizon} \\(it"):
         began.refuse_other_config(given, (), why="a resumed run")
+
+
+def test_a_template_may_be_told_the_date_that_it_wrote_by_itself() -> None:
+    def told(**kwargs: str) -> ChatTemplateConfig:
+        section = {"apply_chat_template": True, "chat_template_kwargs": kwargs}
+        return ChatTemplateConfig.model_validate(section)
+
+    day = told(date_string="26 Jul 2024")
+    Origin(to_data(told())).refuse_other_config(day, (), why="a resumed run")
+    for before, now in ((day, told(date_string="27 Jul 2024")), (told(), told(style="short"))):
+        with pytest.raises(ConfigError, match=r"not changeable: chat_template_kwargs\.\w+ = "):
+            Origin(to_data(before)).refuse_other_config(now, (), why="a resumed run")

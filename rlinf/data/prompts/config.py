@@ -21,6 +21,7 @@ from rlinf.config.nearest import nearest_names
 from rlinf.data.pictures import PictureReader
 from rlinf.data.prompts.dataset import (
     BATCH,
+    DATE,
     PromptDataset,
     PromptSets,
     PromptTokenizer,
@@ -241,6 +242,11 @@ class ChatTemplateConfig(StrictModel):
     """File of the template, in Jinja; null: that of the tokenizer."""
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """What the template is told beside the messages, as `enable_thinking: false` of Qwen3."""
+
+    def may_be_told(self, key: str, value: Any) -> bool:
+        """The date of a template that would write that of the day."""
+        named = f"chat_template_kwargs.{DATE}"
+        return key == named or super().may_be_told(key, value)
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:

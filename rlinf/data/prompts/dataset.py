@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MOMENTS = (datetime(2001, 2, 3, 4, 5, 6), datetime(2018, 11, 29, 17, 38, 49))
 """Two moments that no form of a date writes alike."""
-_DATE = "date_string"
+DATE = "date_string"
 """By which templates are told a date, as those of Llama 3."""
 BATCH = 1024
 """Records that are read, and texts that are tokenised, at a time."""
@@ -243,8 +243,8 @@ def conversation(
 
 def _of_the_day(template: Any) -> ConfigError:
     nearest = "chat_template with a copy of it that has a fixed one"
-    if _DATE in str(template):
-        nearest = f'chat_template_kwargs: {{{_DATE}: "26 Jul 2024"}}, or any other day'
+    if DATE in str(template):
+        nearest = f'chat_template_kwargs: {{{DATE}: "26 Jul 2024"}}, or any other day'
     return ConfigError(
         "the chat template writes the date of the day, so that prompts would be others tomorrow, "
         f"when a run is resumed or compared; nearest: {nearest}",

@@ -56,10 +56,10 @@ class StrictModel(BaseModel):
         """Files of modules that are the user's own and decide what the section means, by name."""
         return {}
 
-    def may_be_told(self, key: str, value: Any) -> bool:
-        """Whether a run whose configuration says nothing of a dotted key, or null, may be told this
-        value later: where a former version went by it, and by now it has to be written."""
-        del key, value
+    def may_be_told(self, key: str, was: Any, value: Any) -> bool:
+        """Whether a run in whose configuration a dotted key ``was`` something else, None where it
+        was not written, may be told this value later: a former version went by it all the same."""
+        del key, was, value
         return False
 
     def unwritten(self, key: str) -> Any:

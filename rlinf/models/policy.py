@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
@@ -255,6 +255,11 @@ class Policy(torch.nn.Module, ABC):
     def began_from(self, base: str | None) -> bool:
         """Whether weights that were trained from this base are of the policy's :attr:`base`."""
         return base == self.base
+
+    def refuse_unknown_tensors(self, names: Iterable[str]) -> None:
+        """Say, by a CheckpointError, why a checkpoint has tensors of these names that the policy
+        has not, where that is known."""
+        del names
 
     def adapted_layers(self) -> Iterator[str]:
         """Names of the linear layers that adapters wrap: all but those of the values, which begin

@@ -46,6 +46,7 @@ def load_travelling(
         ConfigError: It is only a part, of a policy with another ``base``, where one is given.
     """
     own = travelling(policy)
+    policy.refuse_unknown_tensors(weights.keys() - own.keys())
     check_compatible(own, weights)
     if any(name not in own for name, _ in policy.named_parameters()):
         check_base(policy, base, source="the checkpoint")

@@ -115,7 +115,7 @@ class Origin:
         Paths of what the run read may be others: :meth:`refuse_other_files` looks at what is there.
         So may values that are refused by now, with which nothing goes on; that is logged. Where
         what was trained is ``evaluated``, those that stand against training alone may not. What
-        was not written then may be told, see :meth:`StrictModel.may_be_told`.
+        was not so, or not written, then may be told, see :meth:`StrictModel.may_be_told`.
 
         Raises:
             ConfigError: Names each key with both values.
@@ -132,7 +132,7 @@ class Origin:
             and not any(key == name or key.startswith(f"{name}.") for name in changeable)
             # Of an empty section each key is looked at that it has now.
             and not (old.get(key) == {} and any(each.startswith(f"{key}.") for each in new))
-            and not (old.get(key) is None and _may_be_told(config, key, new.get(key)))
+            and not _may_be_told(config, key, old.get(key), new.get(key))
         ]
         if changed:
             raise ConfigError(
@@ -162,10 +162,10 @@ class Origin:
         return {key: value for key, value in leaves(new) if not key.startswith(above)} | old
 
 
-def _may_be_told(section: Any, key: str, value: Any) -> bool:
+def _may_be_told(section: Any, key: str, was: Any, value: Any) -> bool:
     """See :meth:`StrictModel.may_be_told`, of the section and those below it."""
     while isinstance(section, StrictModel):
-        if section.may_be_told(key, value):
+        if section.may_be_told(key, was, value):
             return True
         name, _, key = key.partition(".")
         section = getattr(section, name, None)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from rlinf.checkpoint.weights import check_compatible
 from rlinf.models.language import saved_buffers
+from rlinf.models.policy import Policy
 from rlinf.trainers.config import OptimizerConfig, TrainerConfig
 from rlinf.trainers.optimizer import AdamW, Place, learning_rates, value_names
 
@@ -212,6 +213,8 @@ class TrainedModule(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from :meth:`state_dict`; a CheckpointError where it is of another model."""
+        if isinstance(self.module, Policy):
+            self.module.refuse_unknown_tensors(state["master"].keys() - self.named.keys())
         check_compatible({n: tuple(p.shape) for n, p in self.named.items()}, state["master"])
         check_compatible(self.buffers(), state["buffers"])
         for kind, source in self.sources().items():

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from rlinf.cli.tasks import read_config
+from rlinf.config.base import StrictModel
 from rlinf.config.dump import to_data
 from rlinf.config.validate import validate
 from rlinf.data.prompts.config import ChatTemplateConfig
@@ -20,6 +22,7 @@ from rlinf.rewards.config import RewardConfig
 from rlinf.runners.embodied_config import EmbodiedConfig
 
 from ..runners.support import small_config
+from ..runners.vla_support import REINFORCED
 
 
 def rewards(function: str) -> RewardConfig:
@@ -180,3 +183,20 @@ def test_a_template_may_be_told_the_date_that_it_wrote_by_itself() -> None:
     for before, now in ((day, told(date_string="27 Jul 2024")), (told(), told(style="short"))):
         with pytest.raises(ConfigError, match=r"not changeable: chat_template_kwargs\.\w+ = "):
             Origin(to_data(before)).refuse_other_config(now, (), why="a resumed run")
+
+
+def test_frozen_vision_that_was_adapted_may_be_told(tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(REINFORCED)
+
+    def begun(*overrides: str) -> StrictModel:
+        model = ["model.type=openvla_oft", "~model.denoising_steps"]
+        return read_config(str(recipe), [*model, *overrides])[2]
+
+    frozen, lora = "model.freeze_vision=true", "actor.lora.rank=4"
+    began = Origin(to_data(begun(frozen, lora)))
+    began.refuse_other_config(begun(lora), (), why="a resumed run")
+    with pytest.raises(ConfigError, match=r"not changeable: model\.freeze_vision = False \(it was"):
+        Origin(to_data(begun(frozen))).refuse_other_config(begun(), (), why="a resumed run")
+    with pytest.raises(ConfigError, match=r"not changeable: model\.freeze_vision = True \(it was"):
+        Origin(to_data(begun(lora))).refuse_other_config(begun(frozen, lora), (), why="a run")

@@ -243,10 +243,10 @@ class ChatTemplateConfig(StrictModel):
     chat_template_kwargs: dict[str, Any] = Field(default={})
     """What the template is told beside the messages, as `enable_thinking: false` of Qwen3."""
 
-    def may_be_told(self, key: str, value: Any) -> bool:
+    def may_be_told(self, key: str, was: Any, value: Any) -> bool:
         """The date of a template that would write that of the day."""
-        named = f"chat_template_kwargs.{DATE}"
-        return key == named or super().may_be_told(key, value)
+        dated = key == f"chat_template_kwargs.{DATE}" and was is None
+        return dated or super().may_be_told(key, was, value)
 
     @model_validator(mode="after")
     def _check_arguments(self) -> Self:

@@ -459,10 +459,10 @@ class FlowConfig(VLAConfig):
         chosen = self.random_steps or ("all" if self.method == "flow_noise" else "one")
         return chosen == "all"
 
-    def may_be_told(self, key: str, value: Any) -> bool:
+    def may_be_told(self, key: str, was: Any, value: Any) -> bool:
         """The horizon that was taken where config.json is silent."""
-        if key != "horizon" or self.path is None or self.former_horizon is None:
-            return super().may_be_told(key, value)
+        if key != "horizon" or was is not None or self.path is None:
+            return super().may_be_told(key, was, value)
         settings = self.settings()
         silent = all(settings.get(name) is None for name in ("chunk_size", "action_horizon"))
         return silent and value == self.former_horizon

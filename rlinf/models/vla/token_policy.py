@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from rlinf.errors import ConfigError, in_section
+from rlinf.errors import CheckpointError, ConfigError, in_section
 from rlinf.models.policy import ACTIONS, RAW_ACTIONS, ActionEvaluation, ActionSample, NoiseSpec
 from rlinf.models.vla.action_tokens import (
     ActionTokens,
@@ -112,6 +112,19 @@ class TokenPolicy(VLAPolicy):
         for name in super().adapted_layers():
             if id(self.get_submodule(name).weight) not in left:
                 yield name
+
+    def refuse_unknown_tensors(self, names: Iterable[str]) -> None:
+        """See :meth:`Policy.refuse_unknown_tensors`: adapters in vision that is left as it is."""
+        unknown = {name.removesuffix(".lora_A") for name in names if name.endswith(".lora_A")}
+        if not unknown or not self._config.freeze_vision:
+            return
+        seeing = {id(part) for part in self.vision.modules()}
+        if any(id(part) in seeing for name, part in self.named_modules() if name in unknown):
+            raise CheckpointError(
+                "the checkpoint has adapters in the vision, which a former version trained in "
+                "spite of model.freeze_vision: true; nearest: model.freeze_vision=false, with "
+                "which they are read, and trained as then"
+            )
 
     @torch.no_grad()
     def sample(

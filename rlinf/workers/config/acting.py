@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Protocol
 
 from pydantic import Field
 from pydantic_core import PydanticCustomError
@@ -157,6 +157,12 @@ class EvaluatedConfig(PlacedConfig):
             lora=self.actor.lora,
             dtype=DTYPES["float32" if as_kept else self.actor.precision.param],
         )
+
+    def may_be_told(self, key: str, was: Any, value: Any) -> bool:
+        """That adapters were trained in the vision: they once were, frozen or not. Where they were
+        not, the checkpoint lacks them and is refused."""
+        unfrozen = key == "model.freeze_vision" and (was, value) == (True, False)
+        return (unfrozen and self.actor.lora is not None) or super().may_be_told(key, was, value)
 
     @property
     def evaluated(self) -> dict[str, EnvConfig]:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from rlinf.errors import ConfigError
+from rlinf.errors import CheckpointError, ConfigError
 from rlinf.models.config import REGISTRY
 from rlinf.models.policy import draw_noise
 from tests.models.vla.test_instructions import SHOWN
@@ -49,6 +49,26 @@ def test_adapters_leave_a_frozen_vision_part_as_it_is(kind, frozen):
     trained = [each for each in policy.vision.parameters() if each.requires_grad]
     assert bool(trained) != frozen
     assert any(each.requires_grad for each in policy.parameters())
+
+
+@pytest.mark.parametrize("kind", ["openvla", "qwen_vl"])
+def test_adapters_that_a_former_version_trained_in_frozen_vision_are_named(kind):
+    pytest.importorskip("transformers")
+    from rlinf.models.adapters import adapt_policy
+    from rlinf.models.language_config import AdapterConfig
+    from rlinf.models.policy_weights import load_travelling, travelling
+
+    def adapted(frozen):
+        config = REGISTRY.load(kind)(preset="tiny", num_action_chunks=1, freeze_vision=frozen)
+        policy = config.build(SHOWN, value_dim=0, seed=0)
+        adapt_policy(policy, AdapterConfig(rank=2), seed=0)
+        return policy
+
+    with pytest.raises(CheckpointError, match=r"nearest: model\.freeze_vision=false"):
+        load_travelling(adapted(True), travelling(adapted(False)))
+    load_travelling(adapted(False), travelling(adapted(False)))
+    with pytest.raises(CheckpointError, match="missing"):
+        load_travelling(adapted(False), travelling(adapted(True)))
 
 
 @pytest.mark.parametrize("kind", ["pi0", "pi05", "smolvla", "gr00t", "wall_oss"])

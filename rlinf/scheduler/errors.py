@@ -20,6 +20,10 @@ class WaitTimeout(SchedulerError, TimeoutError):  # noqa: N818 - reads as what h
     """A receive, a channel get or a collective waited longer than the deadline."""
 
 
+class WithdrawnError(SchedulerError):
+    """What was asked for does not come any more: the wait for it was given up before."""
+
+
 class WorkerDiedError(SchedulerError, RuntimeError):
     """A worker's process ended while others still needed it."""
 

@@ -174,8 +174,11 @@ class Messaging:
         def finish(reply: Reply) -> Any:
             return process.decode(reply.payloads[0], *reply.value)
 
+        def discard(reply: Reply) -> None:
+            process.discard(reply.payloads[0], *reply.value)
+
         future = process.mailbox.receive((own, source, stream))
-        work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel)
+        work = AsyncWork(future, f"the broadcast from {source}", finish, future.cancel, discard)
         return work if async_op else work.wait_alone()
 
     def __broadcast_out(self, value: Any, receivers: list[str], stream: Any, async_op: bool) -> Any:
@@ -307,6 +310,7 @@ class Messaging:
         def finish(reply: Reply) -> Any:
             sent_as, piggyback = reply.value
             if sent_as != kind:
+                discard(reply)
                 used, other = (
                     ("recv", "send_tensor") if kind == "object" else ("recv_tensor", "send")
                 )
@@ -317,11 +321,14 @@ class Messaging:
             value = process.decode(reply.payloads[0])
             return value if piggyback is None else (value, piggyback)
 
+        def discard(reply: Reply) -> None:
+            process.discard(reply.payloads[0])
+
         if peer not in self.__heard:
             process.ask_driver("registry.refuse_stranger", peer)
             self.__heard.add(peer)
         future = process.mailbox.receive((own, peer, PAIR))
-        work = AsyncWork(future, f"a message from {peer}", finish, future.cancel)
+        work = AsyncWork(future, f"a message from {peer}", finish, future.cancel, discard)
         if async_op:
             return work
         with Tracer.trace_span(f"receive from {peer}", cat="communication"):

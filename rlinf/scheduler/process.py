@@ -18,8 +18,15 @@ from functools import cache, partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
+from rlinf.errors import RLinfError
 from rlinf.scheduler.accelerators import AcceleratorType, process_device
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WaitTimeout, WorkerDiedError
+from rlinf.scheduler.errors import (
+    SchedulerError,
+    SchedulerUsageError,
+    WaitTimeout,
+    WithdrawnError,
+    WorkerDiedError,
+)
 from rlinf.scheduler.services.channels import ChannelService
 from rlinf.scheduler.services.diagnosis import Row, WaitTable, render
 from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
@@ -39,6 +46,8 @@ ENDED = "_rlinf_ended"
 
 _REPORT_SECONDS = 10.0
 _MOST_DEFERRED = 64
+_TAKE_BACK_SECONDS = 5.0
+"""For so long it is waited at most for what a withdrawal comes too late for, to give it back."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -227,7 +236,7 @@ class _Abandoned:
             return
         with self._lock:
             while self._operations:
-                with suppress(SchedulerError):  # the cluster or the channel is gone
+                with suppress(RLinfError):  # the cluster or the channel is gone
                     self._operations[0]()
                 self._operations.popleft()
 
@@ -244,6 +253,8 @@ class AsyncWork:
         finish: Turns what the future holds into the result, on the thread that waits.
         abandon: Called when a deadline passes, or nobody has the handle any more, so that what
             comes later is not lost to a handle that nobody waits for. It must not wait itself.
+        give_back: Called with what the future holds where the handle is gone and nobody took it:
+            it was there already, or on its way when the operation was abandoned.
     """
 
     def __init__(
@@ -252,13 +263,16 @@ class AsyncWork:
         what: str,
         finish: Callable[[Any], Any] | None = None,
         abandon: Callable[[], object] | None = None,
+        give_back: Callable[[Any], object] = lambda held: None,
     ) -> None:
         self._future = future
         self._what = what
         self._finish = finish
         self._abandon = abandon
         self._owner = os.getpid()
+        self._give_back = give_back
         self._lock = threading.Lock()
+        self._taken = False
         self._finished = False
         self._result: Any = None
 
@@ -266,8 +280,9 @@ class AsyncWork:
         """Take back what the operation asked for, where its result can reach nobody any more."""
         if os.getpid() != self._owner:  # the copy in a child that was forked
             return
-        if not sys.is_finalizing() and self._abandon is not None and not self._future.done():
-            abandoned.add(self._abandon)
+        if sys.is_finalizing() or self._abandon is None or self._taken or _failed(self._future):
+            return
+        abandoned.add(partial(_take_back, self._future, self._abandon, self._give_back))
 
     def wait(self) -> Any:
         """Block until done and return the result; again returns the same result."""
@@ -290,7 +305,11 @@ class AsyncWork:
         """The result if it is there already; otherwise None, and what comes later is not lost to
         this handle, which nobody waits for."""
         self._give_up()
-        return None if self._future.cancelled() else self.wait()
+        if self._future.cancelled():
+            return None
+        with suppress(WithdrawnError):
+            return self.wait()
+        return None
 
     async def async_wait(self) -> Any:
         """Wait on the event loop until done and return the result."""
@@ -342,10 +361,37 @@ class AsyncWork:
 
     def _take(self, raw: Any) -> Any:
         with self._lock:
+            self._taken = True
             if not self._finished:
                 self._result = raw if self._finish is None else self._finish(raw)
                 self._finished = True
             return self._result
+
+
+def _failed(future: Future[Any]) -> bool:
+    """Whether it is known that a future holds nothing."""
+    return future.done() and (future.cancelled() or future.exception() is not None)
+
+
+def _take_back(
+    future: Future[Any], abandon: Callable[[], object], give_back: Callable[[Any], object]
+) -> None:
+    """Abandon an operation whose handle is gone, and give back what it has got."""
+    if not future.done():
+        abandon()
+        wait_for(future, _TAKE_BACK_SECONDS)
+    give_back_when_done(future, give_back)
+
+
+def give_back_when_done(future: Future[Any], give_back: Callable[[Any], object]) -> None:
+    """Call ``give_back`` with what a future holds, now or when that comes; nobody takes it."""
+
+    def done(future: Future[Any]) -> None:
+        if not _failed(future):
+            with suppress(RLinfError):  # the cluster is gone, and with it what was held
+                give_back(future.result())
+
+    future.add_done_callback(done)
 
 
 def finished_work(result: Any, what: str) -> AsyncWork:

@@ -13,11 +13,13 @@ import torch
 from rlinf.errors import UserError
 from rlinf.flow.stream import NextItem
 from rlinf.scheduler import Channel
-from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError
+from rlinf.scheduler.errors import SchedulerError, SchedulerUsageError, WithdrawnError
 from rlinf.scheduler.process import require_process
-from rlinf.scheduler.services.channels import Ticket, _Getter
+from rlinf.scheduler.services.channels import ChannelService, Ticket, _Getter
 from rlinf.scheduler.transport.blocks import HEADER_BYTES
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
+from rlinf.scheduler.transport.endpoint import Endpoint
+from rlinf.scheduler.transport.payload import Payload
 from tests.scheduler.workers import Concurrent, Queuer
 
 
@@ -397,6 +399,68 @@ def test_an_item_is_not_lost_to_a_handle_that_is_gone(channel):
         queue.get(async_op=True)
     queue.put("kept")
     assert queue.qsize() == 1
+
+
+@pytest.mark.parametrize("seconds", [0.0, 30.0], ids=["on its way", "there"])
+def test_what_a_handle_has_got_is_put_back_once_the_handle_is_gone(channel, shared, seconds):
+    """Before the others, with its weight."""
+    queue, group = channel(maxsize=2), shared(Queuer)
+    queue.put("first", weight=3)
+    queue.put("second", weight=1)
+    for _ in range(20):
+        assert group.execute_on(0).drop(queue, seconds).wait() == [2]
+    assert queue.get_batch(3) == ["first"]
+    assert queue.get() == "second"
+
+
+def test_an_item_goes_to_the_next_where_the_one_before_got_it_and_is_gone(channel):
+    queue = channel()
+    queue.put("only")
+    gone, following = queue.get(async_op=True), queue.get(async_op=True)
+    assert gone.done()
+    del gone
+    assert following.wait() == "only"
+
+
+def test_only_what_is_there_is_taken_now(channel, shared):
+    queue, group = channel(), shared(Queuer)
+    assert group.execute_on(0).take_now(queue).wait() == [None]
+    queue.put("there")
+    assert group.execute_on(0).take_now(queue).wait() == ["there"]
+    assert queue.get(async_op=True).take_now() is None
+    queue.put("later")
+    assert queue.get(async_op=True).take_now() == "later"
+
+
+def test_a_wait_that_was_given_up_is_not_begun_again(channel, short_deadline):
+    queue = channel()
+    short_deadline()
+    work = queue.get(async_op=True)
+    with pytest.raises(TimeoutError):
+        work.wait()
+    with pytest.raises(WithdrawnError, match="was given up; ask for them anew"):
+        work.wait()
+
+
+def test_what_comes_back_or_is_withdrawn_and_nobody_can_take_is_discarded():
+    endpoint, dropped = Endpoint(), []
+    service = ChannelService(endpoint, lambda worker: None)
+    service.discard = lambda payload: dropped.append(payload.reference)
+
+    def ask(kind, *arguments, payloads=()):
+        return endpoint.request(endpoint.address, f"channel.{kind}", *arguments, payloads=payloads)
+
+    ask("open", "full", 1).result(0)
+    ask("put", "full", None, 0, None, payloads=[Payload(reference="kept")]).result(0)
+    ticket = Ticket("putter", 0, 0)
+    put = ask("put", "full", None, 0, ticket, payloads=[Payload(reference="no room")])
+    assert ask("withdraw", "full", None, ticket).result(0).value
+    assert put.done()
+    assert dropped == ["no room"]
+    ask("close", "full", None).result(0)
+    with pytest.raises(SchedulerError):
+        ask("restore", "full", None, [0], payloads=[Payload(reference="late")]).result(0)
+    assert dropped == ["no room", "kept", "late"]
 
 
 def test_shared_memory_of_what_nobody_takes_is_given_back(launch, channel, runtime):

@@ -1,5 +1,6 @@
 """Send, receive and broadcast between workers."""
 
+import time
 from collections import OrderedDict
 from concurrent.futures import Future
 from contextlib import nullcontext
@@ -211,6 +212,20 @@ def test_a_broadcast_to_other_nodes_gives_its_memory_back(shared, runtime, far):
         assert all(torch.equal(got, value) for got in (*sent.wait(), *received.wait()))
         del sent, received
     group.execute_on(1, 2).process_id().wait()
+    assert group.execute_on(0).busy_blocks().wait() == [0]
+
+
+def test_messages_that_have_come_and_nobody_looks_at_give_their_memory_back(shared, runtime):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    group, value = shared(Talker), torch.arange(100_000)
+    dropping = group.execute_on(1).drop_received(NAME, 0)
+    group.execute_on(0).send_to_peer(value, NAME, 1).wait()
+    group.execute_on(0).spread(value, [(NAME, [0, 1])]).wait()
+    dropping.wait()
+    limit = time.monotonic() + 30
+    while group.execute_on(0).busy_blocks().wait() != [0] and time.monotonic() < limit:
+        time.sleep(0.02)
     assert group.execute_on(0).busy_blocks().wait() == [0]
 
 

@@ -398,6 +398,14 @@ class Talker(Member):
         require_process().look_seconds = 5.0
         return [ended, self.recv(group, rank)]
 
+    def drop_received(self, group: str, rank: int) -> None:
+        """A message and a broadcast that have come and of which the handles are gone."""
+        work = self.recv(group, rank, async_op=True)
+        assert work.done_within(60.0)
+        members = [(group, [rank, self._rank])]
+        work = self.broadcast(None, members, (group, rank), async_op=True)
+        assert work.done_within(60.0)
+
     def read_no_message(self, seconds: float) -> None:
         """Keep this process from reading what others tell it, as a busy machine may do."""
         held = threading.Event()
@@ -584,6 +592,16 @@ class Queuer(Member):
 
     def want(self, channel: Channel) -> None:
         self.wanted = channel.get(async_op=True)
+
+    def drop(self, channel: Channel, seconds: float) -> int:
+        """How many items there are once the handle of one is gone, which was waited for."""
+        work = channel.get(async_op=True)
+        work.done_within(seconds)
+        del work
+        return channel.qsize()
+
+    def take_now(self, channel: Channel) -> Any:
+        return channel.get(async_op=True).take_now()
 
     def nowait(self, channel: Channel, kind: str) -> Any:
         return channel.put_nowait(1) if kind == "put" else channel.get_nowait()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,6 +17,7 @@ from rlinf.scheduler.errors import (
     SchedulerTypeError,
     SchedulerUsageError,
     SchedulerValueError,
+    WithdrawnError,
 )
 from rlinf.scheduler.process import (
     AsyncWork,
@@ -24,6 +25,7 @@ from rlinf.scheduler.process import (
     abandoned,
     current_worker,
     current_worker_name,
+    give_back_when_done,
     require_process,
 )
 from rlinf.scheduler.services.channels import ChannelService, Ticket
@@ -180,7 +182,7 @@ class Channel:
             if self.maxsize == 0 and not self.is_local and current_worker() is not None:
                 require_process().defer_put(self._host(key), future)
             else:
-                self._wait(future, what, key, ticket)
+                self._wait(future, what, partial(self._withdraw, key, ticket))
         return None
 
     def post(self, item: Any, weight: int = 0, key: Hashable = DEFAULT_KEY) -> None:
@@ -213,13 +215,22 @@ class Channel:
         require_process().wait(future, f"channel '{self.name}'")
 
     def get(self, key: Hashable = DEFAULT_KEY, async_op: bool = False) -> Any:
-        """Take the oldest item; waits while there is none, WaitTimeout after the deadline."""
+        """Take the oldest item; waits while there is none, WaitTimeout after the deadline.
+
+        Of a handle (``async_op``) that nobody has any more the item is put back, before the others.
+        """
         return self._take(key, None, async_op)
 
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the oldest item; ``asyncio.QueueEmpty`` if there is none."""
-        future = self._arriving(self._request("get_nowait", key))
-        return self._first(require_process().wait(future, f"channel '{self.name}'"))
+        ask = self._asking(key)
+        future = self._arriving(ask("get_nowait"))
+        try:
+            reply = require_process().wait(future, f"channel '{self.name}'")
+        except BaseException:
+            give_back_when_done(future, partial(_put_back, ask))
+            raise
+        return self._first(reply)
 
     def get_batch(
         self, target_weight: int = 0, key: Hashable = DEFAULT_KEY, async_op: bool = False
@@ -312,9 +323,16 @@ class Channel:
         process.settle_puts(host)
         return process.endpoint, host
 
-    def _request(self, kind: str, key: Hashable, *arguments: Any, **kwargs: Any) -> Future[Reply]:
+    def _asking(self, key: Hashable) -> Callable[..., Future[Reply]]:
+        """How to ask the host of a key for something, in this cluster and no later one."""
         endpoint, host = self._reach(key)
-        return endpoint.request(host, f"channel.{kind}", self.name, key, *arguments, **kwargs)
+
+        def ask(kind: str, *arguments: Any, payloads: Sequence[Payload] = ()) -> Future[Reply]:
+            return endpoint.request(
+                host, f"channel.{kind}", self.name, key, *arguments, payloads=payloads
+            )
+
+        return ask
 
     def _put(self, kind: str, key: Hashable, *arguments: Any, payload: Payload) -> Future[Reply]:
         endpoint, host = self._reach(key)
@@ -356,7 +374,7 @@ class Channel:
         return self._record.worker or f"{self.name}:0"
 
     def _ask(self, kind: str, key: Hashable) -> Reply:
-        reply: Reply = require_process().wait(self._request(kind, key), f"channel '{self.name}'")
+        reply: Reply = require_process().wait(self._asking(key)(kind), f"channel '{self.name}'")
         return reply
 
     def _take(self, key: Hashable, target: int | None, async_op: bool) -> Any:
@@ -365,11 +383,18 @@ class Channel:
         what = "an item" if target is None else f"items of weight {target}"
         what = f"{what} of channel '{self.name}', key {key!r}"
         finish, ticket = self._first if target is None else self._all, _ticket()
-        future = self._arriving(self._request("get", key, target, ticket))
+        ask = self._asking(key)
+        future = self._arriving(ask("get", target, ticket))
+        withdraw, put_back = partial(ask, "withdraw", ticket), partial(_put_back, ask)
         if async_op:
-            return AsyncWork(future, what, finish, partial(self._withdraw, key, ticket))
+            return AsyncWork(future, what, finish, withdraw, put_back)
         with Tracer.trace_span(f"get {self.name}", cat="channel"):
-            return finish(self._wait(future, what, key, ticket))
+            try:
+                reply = self._wait(future, what, withdraw)
+            except BaseException:
+                give_back_when_done(future, put_back)
+                raise
+            return finish(reply)
 
     def _check_async(self, async_op: bool) -> None:
         if async_op and self.is_local:
@@ -378,7 +403,9 @@ class Channel:
                 "leave it out, or create the channel without local"
             )
 
-    def _wait(self, future: Future[Reply], what: str, key: Hashable, ticket: Ticket) -> Reply:
+    def _wait(
+        self, future: Future[Reply], what: str, withdraw: Callable[[], Future[Reply]]
+    ) -> Reply:
         process = require_process()
         try:
             reply: Reply = process.wait(future, what)
@@ -386,7 +413,7 @@ class Channel:
             if future.done():
                 raise
             # Without this a later item would be given to a request that nobody waits for.
-            withdrawal = self._withdraw(key, ticket)
+            withdrawal = withdraw()
             if not isinstance(error, Exception):  # an interrupt waits for nothing
                 raise
             if process.wait(withdrawal, "a withdrawal").value:
@@ -399,9 +426,13 @@ class Channel:
         return endpoint.request(self._host(key), "channel.withdraw", self.name, key, ticket)
 
     def _first(self, reply: Reply) -> Any:
-        return require_process().decode(reply.payloads[0]) if reply.payloads else None
+        return self._all(reply)[0]
 
     def _all(self, reply: Reply) -> list[Any]:
+        if reply.value is None:
+            raise WithdrawnError(
+                f"the wait for items of channel '{self.name}' was given up; ask for them anew"
+            )
         process = require_process()
         return [process.decode(payload) for payload in reply.payloads]
 
@@ -414,6 +445,12 @@ def _weight(value: Any) -> Any:
             f"the weight of an item or a batch is a number of 0 or more, got {value!r}"
         )
     return number
+
+
+def _put_back(ask: Callable[..., Future[Reply]], reply: Reply) -> None:
+    """Put items back that nobody took, to the host that ``ask`` asks."""
+    if reply.payloads:
+        ask("restore", reply.value, payloads=reply.payloads)
 
 
 def _rebuild(record: ChannelRecord, at_worker: bool) -> Channel:

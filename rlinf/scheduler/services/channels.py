@@ -109,8 +109,10 @@ class _Queue:
         return True
 
     def withdraw(self, getter: _Getter) -> None:
-        """Forget one who waits, and give what it has taken to the others."""
+        """Forget one who waits, whose answer is empty then, and give what it has taken to the
+        others."""
         self.getters.remove(getter)
+        try_resolve(getter.future, Reply())
         self.items.extendleft(reversed(getter.taken))
         self.settle()
 
@@ -153,7 +155,8 @@ class ChannelService:
         self.discard: Callable[[Payload], object] = lambda payload: None
         self._channels: dict[str, _Channel] = {}
         for name in (
-            "open", "put", "put_nowait", "get", "get_nowait", "withdraw", "size", "items", "close"
+            "open", "put", "put_nowait", "get", "get_nowait", "withdraw", "restore", "size",
+            "items", "close",
         ):  # fmt: skip
             endpoint.register(f"channel.{name}", getattr(self, f"_{name}"))
 
@@ -224,15 +227,38 @@ class ChannelService:
         return queue.take()
 
     def _withdraw(self, name: str, key: Hashable, ticket: Ticket) -> bool:
-        """Forget a request that waits; False if it was answered already."""
+        """Forget a request that waits, and answer it; False if it was answered already."""
         queue = self._find(name).queue(key)
         for getter in queue.getters:
             if getter.ticket == ticket:
                 queue.withdraw(getter)
                 return True
-        before = len(queue.putters)
+        withdrawn = [putter for putter in queue.putters if putter.ticket == ticket]
         queue.putters = deque(putter for putter in queue.putters if putter.ticket != ticket)
-        return len(queue.putters) < before
+        for putter in withdrawn:
+            try_resolve(putter.future, Reply())
+            self.discard(putter.entry.payload)
+        return bool(withdrawn)
+
+    def _restore(
+        self, name: str, key: Hashable, weights: Sequence[int], *, payloads: Sequence[Payload]
+    ) -> None:
+        """Put items back, before all others, that were given to a request of nobody.
+
+        They were here before: the maximal size does not count. Of a channel that was closed they
+        go the way of its other items.
+        """
+        entries = [
+            _Entry(payload, weight) for payload, weight in zip(payloads, weights, strict=True)
+        ]
+        try:
+            queue = self._find(name).queue(key)
+        except SchedulerError:
+            for entry in entries:
+                self.discard(entry.payload)
+            raise
+        queue.items.extendleft(reversed(entries))
+        queue.settle()
 
     def _size(self, name: str, key: Hashable) -> tuple[int, int]:
         channel = self._find(name)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from functools import reduce
+from itertools import compress
 from operator import index, itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,8 @@ class Messaging:
         with Tracer.trace_span("broadcast", cat="communication"):
             # Shared memory is claimed for those alone who read it, and give it back.
             near = [process.endpoint.shares_memory(host) for host in hosts]
-            shared = process.encode(value, sum(near)) if any(near) else None
+            readers = list(compress(hosts, near))
+            shared = process.encode(value, readers) if readers else None
             copied = None if all(near) else process.encode(value, inline=True)
             payloads = [shared if is_near else copied for is_near in near]
             sizes = [payload.nbytes for payload in payloads if payload is not None]
@@ -245,7 +247,7 @@ class Messaging:
             pair = self.__pair_transfer(process, peer, options)
             own = self._worker_address.get_name()
             slow = slow_network(process, own, peer)
-            payload = process.encode(value, pair=pair)
+            payload = process.encode(value, [host], pair=pair)
             stream = (peer, own, PAIR)
             nbytes = payload.nbytes + (pair.nbytes if pair is not None else 0)
 

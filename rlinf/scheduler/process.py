@@ -33,9 +33,11 @@ from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
 from rlinf.scheduler.services.mailbox import MailboxService
 from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.silent_workers import SilentWorkers
+from rlinf.scheduler.transport.blocks import process_number
 from rlinf.scheduler.transport.copies import private_copy
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
+from rlinf.scheduler.transport.sockets import process_at
 
 if TYPE_CHECKING:
     from rlinf.scheduler.transport.accelerator import PairTransfer
@@ -80,7 +82,7 @@ class Process:
     def encode(
         self,
         value: Any,
-        receivers: int = 1,
+        receivers: Sequence[str] | int = 1,
         *,
         reader_node: int | None = None,
         inline: bool = False,
@@ -90,6 +92,8 @@ class Process:
         """Make a value ready to travel, as `Codec.encode` does; on the local runtime, copy it as
         `private_copy` does, unless it is ``shared``: nobody changes it from now on.
 
+        ``receivers`` are the endpoints of those who decode it, or, where these are not known yet,
+        their number.
         Shared memory never leaves its node: ``reader_node`` is that of those who read the frames as
         they are. An endpoint that carries them re-encodes for a peer elsewhere, so it is None; that
         is for one, and what several elsewhere read is ``inline`` from the beginning.
@@ -97,7 +101,13 @@ class Process:
         if self.codec is None:
             return Payload(reference=value if shared else private_copy(value))
         inline = inline or reader_node not in (None, self.node_rank)
-        return self.codec.encode(value, receivers=receivers, inline=inline, pair=pair)
+        owners: Sequence[int] = ()
+        if not isinstance(receivers, int):
+            owners = [process_number(*process_at(address)) for address in receivers]
+            receivers = len(owners)
+        return self.codec.encode(
+            value, receivers=receivers, owners=owners, inline=inline, pair=pair
+        )
 
     def decode(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> Any:
         """The value that travelled."""

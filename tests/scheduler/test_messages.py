@@ -1,5 +1,7 @@
 """Send, receive and broadcast between workers."""
 
+import os
+import signal
 import time
 from collections import OrderedDict
 from concurrent.futures import Future
@@ -227,6 +229,32 @@ def test_messages_that_have_come_and_nobody_looks_at_give_their_memory_back(shar
     while group.execute_on(0).busy_blocks().wait() != [0] and time.monotonic() < limit:
         time.sleep(0.02)
     assert group.execute_on(0).busy_blocks().wait() == [0]
+
+
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_what_a_worker_held_or_did_not_read_is_given_back_once_it_has_ended(
+    launch, shared, runtime, how
+):
+    if runtime == "local":
+        pytest.skip("references are passed in one process")
+    ends = launch(Talker, 1, f"ends {how}")
+    value = torch.arange(100_000)
+    shared(Talker).execute_on(0).send_to_peer(value, ends.worker_group_name, 0).wait()
+    ends.keep(NAME, 0).wait()
+    shared(Talker).execute_on(0).send_to_peer(value, ends.worker_group_name, 0).wait()
+    groups = [(NAME, [0, 1]), (ends.worker_group_name, [0])]
+    shared(Talker).execute_on(0).spread(value, groups).wait()
+    got = shared(Talker).execute_on(1).spread(None, groups).wait()
+    del got
+    assert shared(Talker).execute_on(0).busy_blocks().wait()[0] >= 3
+    if how == "closed":
+        ends._close()
+    else:
+        os.kill(ends.process_id().wait()[0], signal.SIGKILL)
+    limit = time.monotonic() + 30
+    while (busy := shared(Talker).execute_on(0).busy_blocks().wait()) != [0]:
+        assert time.monotonic() < limit, busy
+        time.sleep(0.02)
 
 
 def test_arguments_for_another_node_are_in_no_block(shared, runtime, monkeypatch):

@@ -23,7 +23,14 @@ from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDie
 from rlinf.scheduler.process import AsyncWork, Process, current_process, set_process
 from rlinf.scheduler.runtime.execution import run_method
 from rlinf.scheduler.transport import blocks, sockets
-from rlinf.scheduler.transport.blocks import Block, BlockPool, remove_free_blocks
+from rlinf.scheduler.transport.blocks import (
+    AttachedBlocks,
+    Block,
+    BlockPool,
+    EndedProcesses,
+    process_number,
+    remove_free_blocks,
+)
 from rlinf.scheduler.transport.cluster_files import (
     ClusterFiles,
     remove_stale_files,
@@ -278,6 +285,44 @@ def test_only_free_blocks_of_a_dead_worker_are_removed(files, codec):
     remove_free_blocks(files, os.getpid())
     assert len(list(shared_memory_directory().glob(f"{files.block_prefix}*"))) == 1
     assert float(codec.decode(payload).sum()) == LARGE
+
+
+def test_what_a_process_needed_that_ended_is_given_back(files, pool, codec):
+    """What it was sent, and what it looked at; the others of a broadcast still need theirs."""
+    ended, lives = process_number(0, 77), process_number(0, 78)
+    reader = Codec(BlockPool(files))
+    reader._attached = AttachedBlocks(ended)
+    sent = codec.encode(torch.ones(LARGE), owners=[ended])
+    held = reader.decode(codec.encode(torch.ones(LARGE)))
+    both = codec.encode(torch.full((LARGE,), 3.0), receivers=2, owners=[ended, lives])
+    unknown = codec.encode(torch.full((LARGE,), 4.0))
+    blocks = pool.blocks
+    remove_free_blocks(files, 77, node_rank=1)  # a namesake
+    assert [block.busy for block in blocks] == [True] * 4
+    remove_free_blocks(files, 77)
+    assert [block.busy for block in blocks] == [False, False, True, True]
+    assert codec.decode(both, receiver=1, receivers=2)[0] == 3.0
+    assert [block.busy for block in blocks] == [False, False, False, True]
+    assert codec.decode(unknown)[0] == 4.0
+    del sent, held
+
+
+def test_what_a_writer_leaves_in_use_is_removed_when_the_next_process_ends(files, codec):
+    payload, ended = codec.encode(torch.ones(LARGE)), EndedProcesses(files, 0)
+    reader = Codec(BlockPool(files), node_rank=1)  # not this process, which is said to have ended
+
+    def left():
+        return len(list(shared_memory_directory().glob(f"{files.block_prefix}*")))
+
+    ended.add(os.getpid())
+    held = reader.decode(payload)
+    ended.add(77)
+    assert left() == 1
+    del held
+    gc.collect()
+    ended.discard(78)
+    ended.add(78)
+    assert left() == 0
 
 
 @pytest.fixture

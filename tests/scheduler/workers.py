@@ -421,6 +421,9 @@ class Talker(Member):
     def send_to_peer(self, value: Any, group: str, rank: int, piggyback: Any = None) -> None:
         self.send(value, group, rank, piggyback_payload=piggyback)
 
+    def keep(self, group: str, rank: int) -> None:
+        self.kept = self.recv(group, rank)
+
     def receive_from(self, group: str, rank: int) -> Any:
         return self.recv(group, rank)
 

@@ -7,7 +7,7 @@ import json
 import logging
 import os
 import sys
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any
 
 from rlinf.config.nearest import did_you_mean
@@ -29,7 +29,7 @@ from rlinf.scheduler.transport.blocks import BlockPool
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
 from rlinf.scheduler.transport.payload import Codec
 from rlinf.scheduler.transport.rendezvous import listen_at
-from rlinf.scheduler.transport.sockets import SocketEndpoint
+from rlinf.scheduler.transport.sockets import SocketEndpoint, process_at
 
 ATTACH_VARIABLE = "RLINF_ATTACH"
 _LOG_FORMAT = "%(asctime)s %(levelname)s %(message)s"
@@ -41,12 +41,12 @@ def enter_cluster(own: Membership) -> Process:
     """Give this process an endpoint and make the cluster its own."""
     files = ClusterFiles(own.token)
     if own.driver:
-        node, path, _ = own.driver.split("|")
-        if node == str(own.node_rank):
-            files.remove_after(int(PurePath(path).name.partition(".")[0]))
+        node_rank, pid = process_at(own.driver)
+        if node_rank == own.node_rank:
+            files.remove_after(pid)
         else:
             files.hold()
-    codec = Codec(BlockPool(files))
+    codec = Codec(BlockPool(files), own.node_rank)
     endpoint = SocketEndpoint(files, codec, own.node_rank, own.network_ip)
     process = Process(
         runtime="ray",

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
 from functools import partial
-from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -51,8 +50,9 @@ from rlinf.scheduler.runtime.ray_start import (
     join,
     join_address,
 )
-from rlinf.scheduler.transport.blocks import remove_free_blocks
+from rlinf.scheduler.transport.blocks import EndedProcesses
 from rlinf.scheduler.transport.cluster_files import ClusterFiles
+from rlinf.scheduler.transport.sockets import process_at
 
 if TYPE_CHECKING:
     from rlinf.scheduler.cluster import Cluster
@@ -85,6 +85,7 @@ class RayRuntime(RayClientRuntime):
         self._own_node = own_id = ray.get_runtime_context().get_node_id()
         self._program = {"node_id": own_id, "pid": os.getpid()}
         self._files: ClusterFiles | None = None
+        self._ended_here: EndedProcesses | None = None
         self._registry: RegistryService | None = None
         self._channel_nodes: set[int] = set()
         self._ended = threading.Event()
@@ -94,6 +95,7 @@ class RayRuntime(RayClientRuntime):
             self._files = ClusterFiles.create()
             token, namespace = self._files.token, _claim_namespace(self._program)
             own_rank = next(node.node_rank for node in nodes if node.ray_id == own_id)
+            self._ended_here = EndedProcesses(self._files, own_rank)
             several = len(nodes) > 1
             network_ips = {node.node_rank: node.node_ip for node in nodes} if several else {}
             process = enter_cluster(
@@ -138,6 +140,9 @@ class RayRuntime(RayClientRuntime):
             group = registry.group(name.partition(":")[0])
             if group is None:
                 return
+            node, pid = process_at(address)
+            if self._ended_here is not None and node == self.process.node_rank:
+                self._ended_here.discard(pid)
             if name in group.worker_names:
                 job = partial(self._watch, registry, name, group.incarnation, address)
             else:
@@ -165,9 +170,8 @@ class RayRuntime(RayClientRuntime):
 
     def _watch(self, registry: RegistryService, name: str, incarnation: str, address: str) -> None:
         """Wait for the end of a worker: of one on this node the kernel tells, of others Ray."""
-        node, path, _ = address.split("|")
-        pid = int(PurePath(path).name.partition(".")[0])
-        near = int(node) == self.process.node_rank
+        node, pid = process_at(address)
+        near = node == self.process.node_rank
         cause: str | None = None
 
         def lives() -> bool:
@@ -186,20 +190,24 @@ class RayRuntime(RayClientRuntime):
         with self.process.endpoint.lock:
             if lives():
                 registry.died(name, cause or f"its process {pid} ended")
-        if near and self._files is not None:
-            remove_free_blocks(self._files, pid)
+        if near:
+            self._free_blocks(pid)
 
     def _watch_child(self, registry: RegistryService, name: str, address: str) -> None:
         """Wait for the end of a process that a worker started, which is no actor of Ray: of one on
         another node nobody tells."""
-        node, path, _ = address.split("|")
-        if int(node) == self.process.node_rank:
-            pid = int(PurePath(path).name.partition(".")[0])
+        node, pid = process_at(address)
+        if node == self.process.node_rank:
             self._wait_for_end(pid)
             with self.process.endpoint.lock:
                 registry.left(name, address)
-            if self._files is not None:
-                remove_free_blocks(self._files, pid)
+            self._free_blocks(pid)
+
+    def _free_blocks(self, pid: int) -> None:
+        """Free the shared memory of a process of this node that has ended; at the end of the
+        cluster all of it goes."""
+        if self._ended_here is not None and not self._ended.is_set():
+            self._ended_here.add(pid)
 
     def _watch_control(self, pid: int) -> None:
         """Ask the program to end where Ray's control process does: workers go on without it, but

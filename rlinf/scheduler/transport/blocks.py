@@ -1,7 +1,8 @@
 """Pooled shared-memory blocks, which receivers on the sender's node map, for large CPU buffers.
 
-A block's first page is its header: one byte per receiver, 1 while that one needs the data. When all
-are clear the sender reuses the block: fresh pages cost more than the copy itself.
+A block's first page is its header: one byte per receiver, 1 while that one needs the data, and the
+number of its process, where that is known. When all bytes are clear the sender reuses the block:
+fresh pages cost more than the copy itself. The driver clears those of a process that has ended.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import itertools
 import mmap
 import os
+import struct
 import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
+from collections.abc import Collection, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,13 +26,21 @@ from rlinf.scheduler.errors import SchedulerError
 from rlinf.scheduler.transport.cluster_files import ClusterFiles, shared_memory_directory
 
 HEADER_BYTES = mmap.PAGESIZE
-MOST_RECEIVERS = HEADER_BYTES
+_OWNER_BYTES = 4
+MOST_RECEIVERS = HEADER_BYTES // (1 + _OWNER_BYTES) // _OWNER_BYTES * _OWNER_BYTES
+_PROCESS_ID_BITS, _MOST_NODES = 22, 512  # the kernel numbers no more processes
 _MOST_FREE_BYTES = 1 << 30
 _MOST_ATTACHED = 256
 _LOOKS = 16  # at claimed blocks for each allocation: thousands may be outstanding in a channel
 _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 ByteArray = npt.NDArray[np.uint8]
+
+
+def process_number(node_rank: int, pid: int) -> int:
+    """The number of a process in headers, never 0: containers of one machine, which are nodes of
+    their own, may have the same process ids."""
+    return node_rank % _MOST_NODES << _PROCESS_ID_BITS | pid
 
 
 class Block:
@@ -56,10 +68,15 @@ class Block:
         """Whether a receiver still needs the data."""
         return self._mapping.find(b"\x01", 0, self.receivers) != -1
 
-    def claim(self, receivers: int) -> None:
-        """Mark the block as needed by that many receivers."""
+    def claim(self, receivers: int, owners: Sequence[int] = ()) -> None:
+        """Mark the block as needed by that many receivers, of processes of these numbers; without
+        them each is known once it has looked."""
+        # Before the bytes: who ended before needs nothing of what comes now.
+        numbers = struct.pack(f"{receivers}I", *(owners or bytes(receivers)))
+        self._mapping[MOST_RECEIVERS : MOST_RECEIVERS + len(numbers)] = numbers
+        count = max(receivers, self.receivers)
+        self._mapping[:count] = (b"\x01" * receivers).ljust(count, b"\x00")
         self.receivers = receivers
-        self._mapping[:receivers] = b"\x01" * receivers
 
     def data(self, nbytes: int) -> ByteArray:
         """The first bytes of the block's memory."""
@@ -89,13 +106,13 @@ class BlockPool:
         with self._lock:
             return [*self._claimed, *(block for free in self._free.values() for _, block in free)]
 
-    def allocate(self, nbytes: int, receivers: int = 1) -> Block | None:
+    def allocate(self, nbytes: int, receivers: int = 1, owners: Sequence[int] = ()) -> Block | None:
         """A block of at least ``nbytes``, claimed; None where shared memory is full."""
         with self._lock:
             self._look(_LOOKS)
             block = self._take(nbytes) or self._create(nbytes)
             if block is not None:
-                block.claim(receivers)
+                block.claim(receivers, owners)
                 self._claimed.append(block)
             return block
 
@@ -152,15 +169,17 @@ class BlockPool:
 
 
 class AttachedBlocks:
-    """The blocks of other processes that this process has mapped."""
+    """The blocks of other processes that this process, of a number, has mapped."""
 
-    def __init__(self) -> None:
+    def __init__(self, own_number: int) -> None:
+        self._own_number = own_number
         self._mappings: OrderedDict[str, mmap.mmap] = OrderedDict()
         self._lock = threading.Lock()
 
     def view(self, name: str, nbytes: int, receiver: int) -> ByteArray:
         """Memory of a block, writable; the block is given back when the last view is gone."""
         mapping = self._attach(name)
+        _OWNER.pack_into(mapping, _owner_at(receiver), self._own_number)
         view = np.frombuffer(mapping, np.uint8, nbytes, HEADER_BYTES)
         weakref.finalize(view, _release_here, os.getpid(), mapping, receiver).atexit = False
         return view
@@ -206,6 +225,14 @@ def _map(name: str) -> mmap.mmap:
         os.close(descriptor)
 
 
+_OWNER = struct.Struct("I")
+
+
+def _owner_at(receiver: int) -> int:
+    """Where in a header the number of a receiver's process is."""
+    return MOST_RECEIVERS + _OWNER_BYTES * receiver
+
+
 def _release_here(owner: int, mapping: mmap.mmap, receiver: int) -> None:
     """Give a block back, but not by the copy of its view that goes in a child that was forked:
     what the two map is the same, and the process that received it may still use it."""
@@ -214,6 +241,7 @@ def _release_here(owner: int, mapping: mmap.mmap, receiver: int) -> None:
 
 
 def _release(mapping: mmap.mmap, receiver: int) -> None:
+    _OWNER.pack_into(mapping, _owner_at(receiver), 0)  # first: the sender may claim it at once
     mapping[receiver] = 0
 
 
@@ -223,9 +251,57 @@ def _round_up(nbytes: int) -> int:
     return -(-nbytes // step) * step
 
 
-def remove_free_blocks(files: ClusterFiles, pid: int) -> None:
-    """Remove the blocks of a process that ended, except those whose data someone still needs."""
-    for path in shared_memory_directory().glob(f"{files.block_prefix}{pid}-*"):
-        with suppress(FileNotFoundError), path.open("rb") as file:
-            if b"\x01" not in file.read(HEADER_BYTES):
+def remove_free_blocks(files: ClusterFiles, *pids: int, node_rank: int = 0) -> None:
+    """Give back what processes of a node that ended needed of any block of the cluster, and remove
+    the blocks that they wrote, except those whose data someone still needs.
+
+    Not by two at a time: between a look at a byte and its clearing the block may be claimed anew.
+    """
+    ended = {process_number(node_rank, pid) for pid in pids}
+    for path in shared_memory_directory().glob(f"{files.block_prefix}[0-9]*-*"):
+        writer = int(path.name.removeprefix(files.block_prefix).partition("-")[0])
+        with suppress(FileNotFoundError, ValueError):  # it is gone, or has no pages yet
+            if not _needed(path, ended) and writer in pids:
                 path.unlink()
+
+
+def _needed(path: Path, ended: Collection[int]) -> bool:
+    """Whether a process that has not ended needs a block; those that have need it no more."""
+    needed = False
+    with path.open("r+b") as file, mmap.mmap(file.fileno(), HEADER_BYTES) as header:
+        receiver = -1
+        while (receiver := header.find(b"\x01", receiver + 1, MOST_RECEIVERS)) >= 0:
+            (owner,) = _OWNER.unpack_from(header, _owner_at(receiver))
+            if owner in ended:
+                _release(header, receiver)
+            else:
+                needed = True
+    return needed
+
+
+class EndedProcesses:
+    """The processes of one node that have ended, and what of shared memory they leave.
+
+    All are looked at whenever one more has ended: what they had sent may have been in use before,
+    and what they were sent on its way.
+    """
+
+    def __init__(self, files: ClusterFiles, node_rank: int) -> None:
+        self._files = files
+        self._node_rank = node_rank
+        self._pids: set[int] = set()
+        self._seen: set[int] = set()
+        self._lock = threading.Lock()
+
+    def add(self, pid: int) -> None:
+        """Note that a process has ended, and free what nobody needs any more."""
+        self._pids.add(pid)
+        with self._lock:
+            if pid not in self._seen:  # else another one, that ended with it, has looked for it
+                self._seen = self._pids.copy()
+                remove_free_blocks(self._files, *self._seen, node_rank=self._node_rank)
+
+    def discard(self, pid: int) -> None:
+        """A process has begun that has the number of one that ended."""
+        self._pids.discard(pid)
+        self._seen.discard(pid)

@@ -7,6 +7,7 @@ frame of their own where the receiver is on another node or shared memory is ful
 from __future__ import annotations
 
 import io
+import os
 import pickle
 import sys
 import threading
@@ -19,7 +20,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rlinf.scheduler.errors import SchedulerTypeError
-from rlinf.scheduler.transport.blocks import MOST_RECEIVERS, AttachedBlocks, Block, BlockPool
+from rlinf.scheduler.transport.blocks import (
+    MOST_RECEIVERS,
+    AttachedBlocks,
+    Block,
+    BlockPool,
+    process_number,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -61,17 +68,18 @@ _decoding = _Decoding()
 
 
 class Codec:
-    """Encodes and decodes payloads for one process."""
+    """Encodes and decodes payloads for one process, of a node."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, node_rank: int = 0) -> None:
         self._pool = pool
-        self._attached = AttachedBlocks()
+        self._attached = AttachedBlocks(process_number(node_rank, os.getpid()))
 
     def encode(
         self,
         value: Any,
         *,
         receivers: int = 1,
+        owners: Sequence[int] = (),
         inline: bool = False,
         pair: PairTransfer | None = None,
     ) -> Payload:
@@ -79,7 +87,9 @@ class Codec:
 
         Args:
             value: What to send.
-            receivers: How many processes will decode it.
+            receivers: How many will decode it.
+            owners: The number of the process of each, where that is known now, so that shared
+                memory is given back where one ends before it has decoded.
             inline: Use no shared memory, because a receiver is on another node.
             pair: How accelerator tensors go, where the receiver is known.
 
@@ -88,13 +98,13 @@ class Codec:
                 is nested too deeply.
         """
         pool = None if inline or receivers > MOST_RECEIVERS else self._pool
-        state = _Encoding(pool, receivers, pair)
+        state = _Encoding(pool, receivers, owners, pair)
         try:
             try:
                 head = _dump(_FastPickler, value, state)
             except _BY_VALUE:
                 state.release()
-                state = _Encoding(pool, receivers, pair)
+                state = _Encoding(pool, receivers, owners, pair)
                 head = _dump(_by_value_pickler(), value, state)
         except (pickle.PicklingError, AttributeError, TypeError, RecursionError) as error:
             state.release()
@@ -154,6 +164,7 @@ class _Encoding:
 
     pool: BlockPool | None = None
     receivers: int = 1
+    owners: Sequence[int] = ()
     pair: PairTransfer | None = None
     buffers: list[pickle.PickleBuffer] = field(default_factory=list)
     blocks: list[Block] = field(default_factory=list)
@@ -184,7 +195,7 @@ class _Encoding:
 
     def _reduce_array(self, value: np.ndarray[Any, Any]) -> Any:
         order = "F" if value.flags.f_contiguous and not value.flags.c_contiguous else "C"
-        block = self.pool and self.pool.allocate(value.nbytes, self.receivers)
+        block = self.pool and self.pool.allocate(value.nbytes, self.receivers, self.owners)
         if not block:
             return NotImplemented
         self.blocks.append(block)
@@ -208,7 +219,7 @@ class _Encoding:
         nbytes = source.numel() * source.element_size()
         if nbytes < LARGE_BYTES:
             return _tensor, (_bytes_of(source).tobytes(), *kind)
-        block = self.pool and self.pool.allocate(nbytes, self.receivers)
+        block = self.pool and self.pool.allocate(nbytes, self.receivers, self.owners)
         if not block:
             return _tensor, (pickle.PickleBuffer(_bytes_of(source).data), *kind)
         self.blocks.append(block)

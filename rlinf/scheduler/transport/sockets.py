@@ -11,7 +11,8 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
+from pathlib import PurePath
 from typing import Any
 
 from rlinf.scheduler.errors import SchedulerError, WorkerDiedError
@@ -25,6 +26,13 @@ _SMALL_FRAME = 4096
 _MOST_UNHEARD = 128
 _SECONDS_TO_LEARN = 10.0  # within which the registry says how the worker of a peer ended
 _serial = itertools.count()
+
+
+@cache
+def process_at(address: str) -> tuple[int, int]:
+    """Rank of the node, and id, of the process whose endpoint has an address."""
+    node, path, _ = address.split("|")
+    return int(node), int(PurePath(path).name.partition(".")[0])
 
 
 class SocketEndpoint(Endpoint):

@@ -162,9 +162,16 @@ def kind_of_model(model: str) -> str:
 
 
 def free_memory() -> int:
-    """What new processes can have: the free memory of the machine, or of its control group."""
-    left = [limit - used for limit, used in _control_groups()]
+    """What new processes can have: the free memory of the machine, or of its control group
+    [bytes]."""
+    left = [max(0, limit - used) for limit, used in _control_groups()]
     return min([psutil.virtual_memory().available, *left])
+
+
+def total_memory() -> int:
+    """What all processes together can have: the memory of the machine, or the limit of its control
+    group [bytes]."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _control_groups())])
 
 
 def _device_memory(config: PlacedConfig) -> int | None:
@@ -174,9 +181,7 @@ def _device_memory(config: PlacedConfig) -> int | None:
     described and not here, or of a model of which nothing is known.
     """
     if not config.on_accelerators:
-        limits = [limit for limit, _ in _control_groups()]
-        total = min([psutil.virtual_memory().total, *limits])
-        return total // (config.devices // config.cluster.num_nodes)
+        return total_memory() // (config.devices // config.cluster.num_nodes)
     if not accelerators_here():
         return None
     model = _accelerator_model()

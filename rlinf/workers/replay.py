@@ -6,7 +6,6 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
-import psutil
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import require_prepared
@@ -18,7 +17,7 @@ from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
-from rlinf.planner.cluster_shape import free_memory
+from rlinf.planner.cluster_shape import free_memory, total_memory
 from rlinf.workers.config.off_policy import OffPolicyConfig
 from rlinf.workers.context import WorkerContext
 
@@ -49,7 +48,7 @@ class ReplayWorker(StageWorker):
         kept = env_spec.showing(env_spec.observation_shapes.keys() - set(unread))
         size, free = transition_bytes(kept, config.model.num_action_chunks), free_memory()
         filled = min(capacity, config.training_steps * config.samples)
-        if filled * size > free or capacity * size > psutil.virtual_memory().total:
+        if filled * size > free or capacity * size > total_memory():
             shown = ", ".join(kept.pictures) or ", ".join(kept.observation_shapes)
             raise ConfigError(
                 f"{capacity} transitions of {size / 1e3:.3g} kB, with {shown} before and after the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import resource
 import shlex
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from rlinf.cli.health import machine, packages, rendering
 from rlinf.cli.health.packages import Finding
 from rlinf.cli.main import main
 from rlinf.errors import install_command
+from rlinf.planner import cluster_shape
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -50,6 +52,34 @@ def test_machine_has_cores_memory_and_a_video_encoder(tmp_path: Path) -> None:
     assert found["video encoder"].status == "ok"
     assert found["video encoder"].detail.startswith("5 frames")
     assert "failed" not in {finding.status for finding in found.values()}
+
+
+def test_memory_is_that_of_the_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    limits = [(int(1.5e9), int(0.5e9))]
+    monkeypatch.setattr(cluster_shape, "_control_groups", lambda: iter(limits))
+    found = machine._memory()
+    assert (found.status, found.detail) == ("warning", "1.0 GB free of 1.5 GB")
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "fix"),
+    [
+        (256, 1_000_000, "ulimit -n 65536"),
+        (256, 4096, "ulimit -n 4096"),
+        (256, resource.RLIM_INFINITY, "ulimit -n 65536"),
+        (256, 256, "docker run --ulimit nofile=65536; or the administrator allows more than 256"),
+    ],
+)
+def test_more_open_files_are_asked_of_who_may_allow_them(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, fix: str
+) -> None:
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (soft, hard))
+    found = machine._open_files()
+    assert (found.status, found.detail) == ("warning", "at most 256 per process")
+    assert found.fix.startswith(fix)
+    endless = resource.RLIM_INFINITY
+    monkeypatch.setattr(machine.resource, "getrlimit", lambda which: (endless, endless))
+    assert machine._open_files().status == "ok"
 
 
 def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,14 @@
+import psutil
 import pytest
 
 from rlinf.errors import ConfigError
-from rlinf.planner.cluster_shape import kind_of_model, parse_cluster_shape
+from rlinf.planner import cluster_shape
+from rlinf.planner.cluster_shape import (
+    free_memory,
+    kind_of_model,
+    parse_cluster_shape,
+    total_memory,
+)
 
 
 def test_a_shape_is_read_with_kind_and_memory():
@@ -59,3 +66,12 @@ def test_without_a_kind_memory_is_not_limited():
 def test_a_shape_that_cannot_be_read_is_refused(text, message):
     with pytest.raises(ConfigError, match=message):
         parse_cluster_shape(text)
+
+
+def test_memory_is_that_of_the_control_group_where_that_has_less(monkeypatch):
+    monkeypatch.setattr(cluster_shape, "_control_groups", lambda: iter([(10**9, 4 * 10**8)]))
+    assert (free_memory(), total_memory()) == (6 * 10**8, 10**9)
+    monkeypatch.setattr(cluster_shape, "_control_groups", lambda: iter([(10**9, 2 * 10**9)]))
+    assert free_memory() == 0
+    monkeypatch.setattr(cluster_shape, "_control_groups", lambda: iter([]))
+    assert total_memory() == psutil.virtual_memory().total

@@ -11,15 +11,14 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
-
 from rlinf.cli.health.packages import Finding, gigabytes, installed
 from rlinf.errors import UserError, install_command
+from rlinf.planner.cluster_shape import free_memory, total_memory
 
 _SMALL_SHARED_MEMORY = 1e9
 _SMALL_MEMORY = 2e9
 _SMALL_DISK = 2e9
-_FEW_FILES = 1024
+_FEW_FILES, _MANY_FILES = 1024, 65536
 _RAY_SECONDS = 90
 
 
@@ -91,9 +90,9 @@ def _threads() -> Finding:
 
 
 def _memory() -> Finding:
-    memory = psutil.virtual_memory()
-    text = f"{gigabytes(memory.available)} free of {gigabytes(memory.total)}"
-    if memory.available < _SMALL_MEMORY:
+    free = free_memory()
+    text = f"{gigabytes(free)} free of {gigabytes(total_memory())}"
+    if free < _SMALL_MEMORY:
         return Finding("memory", "warning", text, "end other programs, or use fewer environments")
     return Finding("memory", "ok", text)
 
@@ -124,10 +123,17 @@ def _disk(directory: Path) -> Finding:
 
 def _open_files() -> Finding:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < _FEW_FILES:
-        fix = f"ulimit -n {min(hard, 65536)}"
-        return Finding("open files", "warning", f"at most {soft} per process", fix)
-    return Finding("open files", "ok", f"at most {soft} per process")
+    text, unbounded = f"at most {soft} per process", resource.RLIM_INFINITY
+    if soft == unbounded or soft >= _FEW_FILES:
+        return Finding("open files", "ok", "any number" if soft == unbounded else text)
+    if hard != unbounded and hard < _FEW_FILES:
+        fix = (
+            f"docker run --ulimit nofile={_MANY_FILES}; or the administrator allows more than "
+            f"{hard} by nofile in /etc/security/limits.conf"
+        )
+    else:
+        fix = f"ulimit -n {_MANY_FILES if hard == unbounded else min(hard, _MANY_FILES)}"
+    return Finding("open files", "warning", text, fix)
 
 
 def _accelerators() -> Finding:

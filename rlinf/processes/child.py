@@ -129,7 +129,8 @@ class SupervisedProcess:
         message_seconds: How long a message may be on its way, once it has begun.
 
     Raises:
-        ConfigError: The interpreter ``python`` cannot be started, or too many files are open.
+        ConfigError: The interpreter ``python`` cannot be started, too many files are open, or the
+            system takes no more processes.
     """
 
     def __init__(
@@ -167,9 +168,7 @@ class SupervisedProcess:
             self.connection.close()
             self._log.close()
             os.close(self._lifeline)
-            reason = f"cannot start {python or sys.executable}: {error.strerror}"
-            of_files = error.errno in (errno.EMFILE, errno.ENFILE)
-            raise ConfigError(reason, key="" if of_files else "python") from error
+            raise _not_started(python or sys.executable, error) from error
         finally:
             theirs.close()
             os.close(lifeline)
@@ -314,6 +313,23 @@ class SupervisedProcess:
                 self.receive(max(0.0, self._closed_by - time.monotonic()))
                 self._process.wait(max(0.0, self._closed_by - time.monotonic()))
         self.kill()
+
+
+def _not_started(python: str, error: OSError) -> ConfigError:
+    """Why a process was not started: its interpreter, or that the system takes no more of them."""
+    if error.errno == errno.EAGAIN:
+        return ConfigError(
+            "no more processes may be started (ulimit -u, or pids.max of the container): allow "
+            "more; nearest: fewer env processes"
+        )
+    if error.errno == errno.ENOMEM:
+        return ConfigError(
+            "no process can be started, memory is full: end other programs, or allow the container "
+            "more; nearest: fewer env processes"
+        )
+    reason = f"cannot start {python}: {error.strerror}"
+    of_files = error.errno in (errno.EMFILE, errno.ENFILE)
+    return ConfigError(reason, key="" if of_files else "python")
 
 
 def serve(

@@ -1,5 +1,6 @@
 """A child that answers messages, and what becomes of one that does not."""
 
+import errno
 import os
 import re
 import subprocess
@@ -161,6 +162,25 @@ def test_what_it_has_started_ends_with_the_parent(child):
 def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_user():
     with pytest.raises(ConfigError, match="cannot start /no/python"):
         SupervisedProcess(CHILD, {}, python="/no/python")
+
+
+@pytest.mark.parametrize(
+    ("number", "message"),
+    [
+        (errno.EAGAIN, r"no more processes may be started \(ulimit -u, or pids.max .* nearest: "),
+        (errno.ENOMEM, "no process can be started, memory is full: .* nearest: "),
+    ],
+)
+def test_a_system_that_takes_no_more_processes_is_no_fault_of_the_interpreter(
+    monkeypatch, number, message
+):
+    def refused(*arguments, **options):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("rlinf.processes.child.subprocess.Popen", refused)
+    with pytest.raises(ConfigError, match=message) as error:
+        SupervisedProcess(CHILD, {})
+    assert error.value.key == ""
 
 
 FILES = """

@@ -20,6 +20,7 @@ import typer
 
 from rlinf.checkpoint.files import write_atomic
 from rlinf.cli.screen import complain, say
+from rlinf.config.home import home_directory
 from rlinf.errors import RLinfError, UserError, own_line, shortened
 from rlinf.scheduler.errors import WorkerCallError
 
@@ -34,6 +35,11 @@ _FIRST_LINES = 4
 _LINE_CHARACTERS = 800
 _UNWRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO)
 """Of a disk that is read-only by now, or damaged."""
+_NO_USER = "a path begins with ~NAME, and there is no user NAME; nearest: ~/NAME, or ./~NAME"
+_NO_HOME = (
+    "there is no home directory, which paths with ~ begin with: set HOME (RLINF_ENVS, "
+    "XDG_DATA_HOME and XDG_CACHE_HOME name what would lie there)"
+)
 _LESS = (
     "Smaller batches or models, fewer environments or answers at once, and a smaller "
     "replay.capacity need less; of a recipe to train `rlinf plan RECIPE --memory` looks for what "
@@ -111,7 +117,7 @@ def report(error: Exception) -> int:
         complain(f"{shortened(str(origin), 200)}; nearest: a path that can be one")
         return USER_ERROR
     if isinstance(origin, RuntimeError) and "home directory" in str(origin):
-        complain("a path begins with ~NAME, and there is no user NAME; nearest: ~/NAME, or ./~NAME")
+        complain(_NO_HOME if home_directory() is None else _NO_USER)
         return USER_ERROR
     full = _full_disk(origin)
     if full is not None and not reporting.debug:

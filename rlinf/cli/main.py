@@ -9,7 +9,6 @@ import os
 import sys
 from collections.abc import Sequence
 from io import TextIOWrapper
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -34,6 +33,7 @@ from rlinf.cli.health import doctor
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.screen import say
 from rlinf.cli.train import INTERRUPTED
+from rlinf.config.home import home_directory
 
 app = typer.Typer(
     name="rlinf",
@@ -83,8 +83,9 @@ def _options(
 def _at_home(argument: str) -> str:
     """An option whose path begins at home: shells expand `~` at the start of a word alone."""
     option, equals, value = argument.partition("=")
-    if option.startswith("--") and equals and value.startswith("~/"):
-        return f"{option}={Path.home()}{value[1:]}"
+    home = home_directory()
+    if home is not None and option.startswith("--") and equals and value.startswith("~/"):
+        return f"{option}={home}{value[1:]}"
     return argument
 
 

@@ -163,8 +163,8 @@ def _profile(
         try:
             say(f"profile: {kept_profiles.keep_profile(measured, config.task)}\n")
         except OSError as error:  # what was measured is there, so that it can be planned with
-            where = error.filename or kept_profiles.kept_profiles()
-            complain(f"the profile was not kept ({where}: {error.strerror})", label="warning")
+            told = kept_profiles.why_not_kept(error)
+            complain(f"the profile was not kept ({told})", label="warning")
             return measured
         kept, _ = kept_profiles.usable_profile(config)
         return kept or measured

@@ -25,6 +25,7 @@ from typing import Any
 
 from uv import find_uv_bin
 
+from rlinf.config.home import user_directory
 from rlinf.envs.base import REGISTRY
 from rlinf.envs.renderers import LIBRARIES, loads, mujoco_renderer
 from rlinf.envs.requirements import GPUS, SOURCE_VARIABLE, Requirements
@@ -58,11 +59,36 @@ class Availability:
 
 
 def home() -> Path:
-    """Return where the environments lie: ``RLINF_ENVS``, else the user's data directory."""
+    """Return where the environments lie: ``RLINF_ENVS``, else the user's data directory.
+
+    Raises:
+        ConfigError: The user has neither, nor a home directory.
+    """
+    if (found := _home()) is None:
+        raise ConfigError(
+            "environments of simulators have no place: there is no home directory; set HOME, "
+            "XDG_DATA_HOME or RLINF_ENVS"
+        )
+    return found
+
+
+def _home() -> Path | None:
     if chosen := os.environ.get("RLINF_ENVS"):
         return Path(chosen)
-    data = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share"
-    return Path(data) / "rlinf" / "envs"
+    data = user_directory("XDG_DATA_HOME", ".local/share")
+    return None if data is None else data / "rlinf" / "envs"
+
+
+def existing(pattern: str) -> list[Path]:
+    """Return what there is in the environments, or of them, whose path matches a pattern; nothing
+    where they have no place."""
+    place = _home()
+    return [] if place is None else list(place.glob(pattern))
+
+
+def _existing(name: str) -> Path | None:
+    place = _home()
+    return place / name if place is not None and (place / name).exists() else None
 
 
 def requirements_of(name: str) -> Requirements | None:
@@ -88,8 +114,8 @@ def status(name: str) -> Availability:
         return Availability(State.UNFIT, f"no shared library {', '.join(absent)}")
     if needs.accelerator and not any(Path(GPUS).glob("*")):
         return Availability(State.UNFIT, f"it needs an NVIDIA GPU, and {GPUS} names none")
-    directory = home() / name
-    if directory.exists():
+    directory = _existing(name)
+    if directory is not None:
         return _status_of(directory, name, needs)
     if importlib.util.find_spec(needs.module) is not None:
         return Availability(State.READY, "installed in this environment")
@@ -145,8 +171,8 @@ def interpreter(name: str) -> str | None:
     found = status(name)
     if found.state is not State.READY:
         raise ConfigError(f"env type `{name}`: {found.state}: {found.detail}", key="type")
-    directory = home() / name
-    return str(directory / "bin" / "python") if directory.exists() else None
+    directory = _existing(name)
+    return None if directory is None else str(directory / "bin" / "python")
 
 
 def variables(name: str, python: str | None = None) -> dict[str, str]:
@@ -158,7 +184,7 @@ def variables(name: str, python: str | None = None) -> dict[str, str]:
     found = dict(needs.variables) if needs else {}
     if "MUJOCO_GL" in found:
         found["MUJOCO_GL"] = mujoco_renderer(python)
-    manifest = _manifest(home() / name)
+    manifest = _manifest(_existing(name))
     if manifest and manifest["source"]:
         found[SOURCE_VARIABLE] = manifest["source"]
     return found
@@ -187,7 +213,7 @@ def check(name: str, *, source: Path | None = None) -> Requirements:
 def is_made(name: str, *, source: Path | None = None) -> bool:
     """Whether just this environment is there, without further packages: another install would take
     it away from runs that use it, and lose it where nothing can be downloaded."""
-    manifest = _manifest(home() / name)
+    manifest = _manifest(_existing(name))
     wanted = {"with": [], "source": str(source.resolve()) if source else ""}
     return (
         manifest is not None
@@ -318,9 +344,11 @@ def _digest(name: str, needs: Requirements) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _manifest(directory: Path) -> dict[str, Any] | None:
+def _manifest(directory: Path | None) -> dict[str, Any] | None:
     """What an install wrote last: the digest of its ``pins``, further packages ``with`` which it
     was made, and the ``source``; None where that is missing or of another form."""
+    if directory is None:
+        return None
     try:
         found = json.loads((directory / MANIFEST).read_text())
     except (OSError, ValueError):

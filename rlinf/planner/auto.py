@@ -35,6 +35,7 @@ from rlinf.planner.kept_profiles import (
     new_recorder,
     placed_step,
     usable_profile,
+    why_not_kept,
 )
 from rlinf.planner.measure import PROFILE_FILE, StepRecorder, merged, overhead, renewed
 from rlinf.planner.planned import find_accepted_plan, legal_placements
@@ -242,12 +243,19 @@ class AutoPlanner:
         every = {"components": merged([ahead, components])}
         profile = kept.model_copy(update=every)
         try:
-            profile.save(self._directory / PROFILE_FILE)
-            if alone:
-                keep_profile(kept, config.task)
+            profile.save(place := self._directory / PROFILE_FILE)
         except OSError as error:  # a full disk is no reason to stop training
-            log.warning("the profile was not written: %s", error.strerror)
+            log.warning("%s was not written: %s", place, error.strerror)
+        if alone:
+            self._keep(kept)
         return profile
+
+    def _keep(self, profile: Profile) -> None:
+        """Keep a profile for later runs, where they are kept and can be written."""
+        try:
+            keep_profile(profile, self._setting.config.task)
+        except OSError as error:
+            log.warning("the profile was not kept for later runs: %s", why_not_kept(error))
 
     def _try(self, config: PlacedConfig, found: Planned, best: Setting) -> None:
         if not self._change("the planner's placement", config):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ from typing import Any
 import psutil
 
 from rlinf.config.dump import leaves, to_data
+from rlinf.config.home import user_directory
 from rlinf.errors import ConfigError
 from rlinf.flow.executor import StepReport
 from rlinf.flow.graph import Flow
@@ -165,10 +167,17 @@ def hashed(data: Any) -> str:
 # -- kept for later runs ------------------------------------------------------------------------
 
 
-def kept_profiles() -> Path:
-    """Where profiles are kept for this user."""
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(root) / "rlinf" / "profiles"
+def kept_profiles() -> Path | None:
+    """Where profiles are kept for this user; None where there is no home directory."""
+    root = user_directory("XDG_CACHE_HOME", ".cache")
+    return None if root is None else root / "rlinf" / "profiles"
+
+
+def why_not_kept(error: OSError) -> str:
+    """Why :func:`keep_profile` failed, in a line, with what helps."""
+    where = error.filename or kept_profiles()
+    place = "" if where is None else f"{where}: "
+    return f"{place}{error.strerror}; XDG_CACHE_HOME names another place"
 
 
 def keep_profile(profile: Profile, task: str) -> Path:
@@ -176,9 +185,14 @@ def keep_profile(profile: Profile, task: str) -> Path:
 
     Returns:
         The file.
+
+    Raises:
+        OSError: It cannot be written, or there is no home directory.
     """
     digits = hashed([profile.hardware, profile.model, profile.config])
-    path = kept_profiles() / f"{task}-{digits}.json"
+    if (place := kept_profiles()) is None:
+        raise FileNotFoundError(errno.ENOENT, "there is no home directory")
+    path = place / f"{task}-{digits}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         known = Profile.load(path)
@@ -210,7 +224,8 @@ def usable_profile(config: PlacedConfig) -> tuple[Profile | None, tuple[str, ...
     """
     here = fingerprints(config)
     nearest: tuple[str, ...] = ()
-    for path in sorted(kept_profiles().glob(f"{config.task}-*.json")):
+    place = kept_profiles()
+    for path in [] if place is None else sorted(place.glob(f"{config.task}-*.json")):
         try:
             found = Profile.load(path)
         except ConfigError as error:

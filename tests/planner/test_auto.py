@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -513,3 +514,17 @@ def test_a_disk_that_is_full_does_not_stop_training(
     monkeypatch.setattr(auto_plan, "keep_profile", full)
     run_steps(found, report, 1, [1.0] * 12)
     assert "No space left" in caplog.text
+
+
+def test_where_a_profile_is_not_kept_is_said_with_another_place(
+    tmp_path: Path, report: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    keep_a_profile(tmp_path, FAST)
+    found = planner(tmp_path, _Switches(), "cluster.plan={auto: {steps: 2}}")
+    cache = tmp_path / "a file"  # in which not even an administrator can make a directory
+    cache.write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    run_steps(found, timed(report, under(small_config(tmp_path, *SPLIT), FAST)), 1, [6.0] * 4)
+    told = rf"not kept for later runs: {re.escape(str(cache))}/.*: .*XDG_CACHE_HOME names another"
+    assert re.search(told, caplog.text)
+    assert (tmp_path / "run" / PROFILE_FILE).is_file()

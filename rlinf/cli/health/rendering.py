@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from rlinf.cli.health.packages import Finding
 from rlinf.envs import renderers
 from rlinf.envs.base import ADAPTERS
-from rlinf.envs.installation import State, home, status
+from rlinf.envs.installation import State, existing, status
 
 _SECONDS_OF_DRAWING = 0.5
 
@@ -83,7 +83,7 @@ def interpreter_with(module: str) -> str | None:
     if importlib.util.find_spec(module) is not None:
         return sys.executable
     places = (f"*/lib/python*/site-packages/{name}" for name in (module, f"{module}.*.so"))
-    for package in sorted(found for place in places for found in home().glob(place)):
+    for package in sorted(found for place in places for found in existing(place)):
         directory = package.parents[3]
         if directory.name in ADAPTERS and status(directory.name).state is State.READY:
             return str(directory / "bin" / "python")

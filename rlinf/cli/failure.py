@@ -11,7 +11,7 @@ import errno
 import shlex
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -108,10 +108,7 @@ def report(error: Exception) -> int:
     """Report an error and return the exit code of the process."""
     origin, place = _origin(error)
     trace = "".join(traceback.format_exception(error)).rstrip()
-    if reporting.log is not None:
-        # On a full disk there is no room for the trace either.
-        with suppress(OSError), reporting.log.open("a", encoding="utf-8") as log:
-            log.write(f"\n{trace}\n")
+    logged = _log(trace)
     too_long = isinstance(origin, OSError) and origin.errno == errno.ENAMETOOLONG
     if too_long and reporting.log is None and not reporting.debug:
         complain(f"{shortened(str(origin), 200)}; nearest: a path that can be one")
@@ -126,11 +123,24 @@ def report(error: Exception) -> int:
     if isinstance(origin, UserError):
         complain(str(origin))
         return USER_ERROR
-    complain(_failure(origin, place, trace.splitlines()), label="failure")
+    where = f"whole trace in {reporting.log}" if logged else "whole trace with --debug"
+    complain(_failure(origin, place, trace.splitlines(), where), label="failure")
     if reporting.log is not None and any(reporting.log.parent.glob("checkpoints/step_*")):
         run = shlex.quote(str(reporting.log.parent))
         say(f"what was committed before is unharmed; go on with: rlinf resume {run}")
     return FAILED
+
+
+def _log(trace: str) -> bool:
+    """Whether the log of the run has taken a trace; on a full disk there is no room for it."""
+    if reporting.log is None:
+        return False
+    try:
+        with reporting.log.open("a", encoding="utf-8") as log:
+            log.write(f"\n{trace}\n")
+    except OSError:
+        return False
+    return True
 
 
 def _origin(error: BaseException) -> tuple[BaseException, str]:
@@ -163,12 +173,11 @@ def _full_disk(error: BaseException) -> str | None:
     )
 
 
-def _failure(origin: BaseException, place: str, trace: list[str]) -> str:
+def _failure(origin: BaseException, place: str, trace: list[str], where: str) -> str:
     from rlinf.monitor.memory import tells_of_full_memory
 
     if reporting.debug:
         return "\n".join([f"the run failed{place}", *trace])
-    where = f"whole trace in {reporting.log}" if reporting.log else "whole trace with --debug"
     message = str(origin).splitlines()
     if isinstance(origin, RLinfError) and not isinstance(origin, WorkerCallError) and message:
         if len(message) > _MESSAGE_LINES:  # the last lines of a trace say what it was

@@ -39,6 +39,11 @@ CONFIG_FILE = "config.yaml"
 METRICS_FILE = "metrics.jsonl"
 END_FILE = "end.json"
 _LOCK_FILE = ".lock"
+_DIRECTORIES = ("checkpoints", "evaluations", "videos", "completions", "tensorboard")
+_OPENED = (_LOCK_FILE, "run.log", METRICS_FILE, "plan.yaml")
+"""What a run opens to write as it is, where others are replaced."""
+_FILES = (*_OPENED, "timeline.json", END_FILE,
+          "env_spec.json", "origin.json", "profile.json")  # fmt: skip
 _WRITTEN_WHOLE = (CONFIG_FILE, END_FILE, "origin.json", "policy.safetensors", "initial_model")
 """What a run writes under a hidden name first, ``.NAME.…``, and nobody else."""
 _OF_COMPLETIONS = re.compile(r"(\d+)\.jsonl")
@@ -120,6 +125,7 @@ class RunDirectory:
             raise UserError(f"{path} is no run directory: it has no {CONFIG_FILE}")
         _check_writable(path)
         _check_kinds(path)
+        _check_parts(path)
         run = cls(path)
         _remove_unfinished(path)
         for directory in (run.checkpoints, run.evaluations):
@@ -251,18 +257,15 @@ def _make(path: Path) -> list[Path]:
 
 def _check_kinds(path: Path) -> None:
     """Refuse a file where a directory belongs, the reverse, and links that lead nowhere."""
-    directories = ("checkpoints", "evaluations", "videos", "completions")
-    files = (_LOCK_FILE, "run.log", METRICS_FILE, "timeline.json", "plan.yaml", END_FILE,
-             "env_spec.json", "origin.json", "profile.json")  # fmt: skip
-    for name in directories + files:
+    for name in _DIRECTORIES + _FILES:
         place = path / name
         if place.is_symlink() and not place.exists():
             raise UserError(f"{place} is a link that leads nowhere: remove it")
         if not place.exists():
             continue
-        if name in directories and not place.is_dir():
+        if name in _DIRECTORIES and not place.is_dir():
             raise UserError(f"{place} is a file, where a run has a directory: move it away")
-        if name in files and place.is_dir():
+        if name in _FILES and place.is_dir():
             raise UserError(f"{place} is a directory, where a run has a file: move it away")
 
 
@@ -275,17 +278,31 @@ def _check_writable(path: Path) -> None:
         raise _unwritable(path, error) from error
 
 
+def _check_parts(path: Path) -> None:
+    """Refuse a run with a part that cannot be written, as after another user went on with it: what
+    was computed until the first save would be lost."""
+    for name in _DIRECTORIES:
+        if (path / name).is_dir():
+            _check_writable(path / name)
+    for name in _OPENED:
+        try:
+            # Not to be made here: a run is to have its lock before it writes anything.
+            with suppress(FileNotFoundError):
+                os.close(os.open(path / name, os.O_WRONLY | os.O_APPEND))
+        except OSError as error:
+            raise _unwritable(path / name, error) from error
+
+
 def _elsewhere(path: Path) -> str:
-    """What helps where a directory takes no more."""
-    if (path / CONFIG_FILE).exists():
-        return "Make room, or let it be written, or go on with a copy of it elsewhere"
+    """What helps where the directory of a run, or a part of it, takes no more."""
+    if (path / CONFIG_FILE).exists() or (path.parent / CONFIG_FILE).exists():
+        return "Make room, or let it be written, or go on with a copy of the run elsewhere"
     return "Give another one with --run-dir or runner.output_dir"
 
 
 def _unwritable(path: Path, error: OSError) -> UserError:
-    return UserError(
-        f"The run directory {path} cannot be written ({error.strerror}). " + _elsewhere(path)
-    )
+    what = "" if (path.parent / CONFIG_FILE).exists() else "The run directory "
+    return UserError(f"{what}{path} cannot be written ({error.strerror}). " + _elsewhere(path))
 
 
 def _remove_unfinished(path: Path) -> None:
@@ -312,7 +329,10 @@ def require_empty(path: Path) -> None:
 
 def _lock(path: Path) -> int:
     """The descriptor that holds the lock; the kernel frees it when the process dies."""
-    descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        descriptor = os.open(path / _LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise _unwritable(path / _LOCK_FILE, error) from error
     try:
         _take(descriptor)
     except OSError as error:

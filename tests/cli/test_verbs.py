@@ -203,6 +203,18 @@ def test_full_memory_is_told_with_what_needs_less(
     assert "replay.capacity" in less
 
 
+def test_a_log_that_takes_no_trace_is_not_named_for_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", tmp_path / "run.log")
+    assert report(RuntimeError("broken")) == 1
+    assert f"whole trace in {tmp_path / 'run.log'}" in capsys.readouterr().err
+    monkeypatch.setattr(reporting, "log", tmp_path)  # no user can open a directory as a file
+    assert report(RuntimeError("broken")) == 1
+    assert "whole trace with --debug" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("words", [["train"], ["resume"], ["data", "show"], ["check", "model"]])
 def test_a_name_that_no_file_can_have_is_the_users_to_mend(
     words: list[str], capsys: pytest.CaptureFixture[str]

@@ -1,5 +1,6 @@
 """A run directory belongs to one run and one process."""
 
+import errno
 import os
 import shutil
 import signal
@@ -100,6 +101,35 @@ def test_a_directory_without_permission(tmp_path):
     tmp_path.chmod(0o500)
     with pytest.raises(UserError, match="Permission denied"):
         a_run(tmp_path)
+
+
+def test_a_part_that_cannot_be_written_is_told_before_the_run_goes_on(tmp_path, monkeypatch):
+    with a_run(tmp_path, path=tmp_path / "run") as run:
+        run.log.touch()
+    opened = os.open
+    # An administrator may write to whatever belongs to another user.
+    refused = run.checkpoints
+
+    def open_as_user(path, flags, *arguments, **options):
+        if flags & (os.O_WRONLY | os.O_RDWR) and str(path).startswith(str(refused)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return opened(path, flags, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", open_as_user)
+    for refused in (run.checkpoints, run.evaluations, run.log, run.path / ".lock"):
+        with pytest.raises(UserError) as error:
+            RunDirectory.open(run.path)
+        assert str(error.value).startswith(f"{refused} cannot be written (Permission denied). Make")
+    refused = tmp_path / "elsewhere"
+    assert not run.metrics.exists()
+    RunDirectory.open(run.path).close()
+
+
+def test_a_lock_that_cannot_be_made_is_an_error_of_the_user(tmp_path):
+    path = tmp_path / "run"
+    (path / ".lock").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"\.lock cannot be written \(Is a directory\)\. Give"):
+        RunDirectory.create("runs", "recipe", path=path)
 
 
 def test_a_second_process_is_refused_until_the_first_is_killed(tmp_path):

@@ -746,11 +746,28 @@ def test_joining_a_ray_that_nobody_named_is_said(monkeypatch, capsys):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray_start, "_started_by_command", lambda: "10.0.0.1:6379")
     monkeypatch.setattr(ray, "init", lambda **given: None)
+    monkeypatch.setattr(ray_start, "_require_answer", lambda address, what: None)
     ray_start.connect(ClusterConfig())
     assert "joining the Ray at 10.0.0.1:6379" in capsys.readouterr().out
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     ray_start.connect(ClusterConfig())
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("variable", [False, True])
+def test_an_address_where_nothing_listens_is_refused_at_once(variable, monkeypatch):
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.runtime.ray_start import connect
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    if variable:
+        monkeypatch.setenv("RAY_ADDRESS", address)
+    monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray has been asked"))
+    named = f"{address} \\(RAY_ADDRESS\\)" if variable else address
+    with pytest.raises(UserError, match=f"joined at {named}: Connection refused; start one there"):
+        connect(ClusterConfig(num_nodes=1, runtime="ray", address=None if variable else address))
 
 
 @pytest.mark.parametrize(

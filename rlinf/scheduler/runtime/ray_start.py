@@ -43,6 +43,9 @@ control_lost = threading.Event()
 _ANSWER_SECONDS = 2.0
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
+_START_ONE = (
+    "start one there with `ray start --head`, or one of its own with cluster.address=local"
+)
 _STARTS = 3
 _SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path of Ray's in the directory that it gets, by its length; it refuses to start where
@@ -71,6 +74,7 @@ def connect(config: ClusterConfig) -> None:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     _check_open_files()
     address = config.address or os.environ.get("RAY_ADDRESS")
+    by = " (RAY_ADDRESS)" if address and not config.address else ""
     if not address and (address := _started_by_command()):
         print(
             f"joining the Ray at {address}, which was started on this machine; for one of its own: "
@@ -88,13 +92,11 @@ def connect(config: ClusterConfig) -> None:
         common["runtime_env"] = {"py_modules": [modules], "env_vars": variables}
     common["job_config"] = _Job(paths)
     if address and address != "local":
+        what = f"no Ray cluster could be joined at {address}{by}"
+        _require_answer(address, what)
         _show_token(address)
         with (
-            _explained(
-                f"no Ray cluster could be joined at {address}",
-                "start one there with `ray start --head`, or one of its own with "
-                "cluster.address=local",
-            ),
+            _explained(what, _START_ONE),
             _keeping_signals(),
         ):
             ray.init(address=address, **common)
@@ -106,6 +108,19 @@ def connect(config: ClusterConfig) -> None:
             "set cluster.address (or RAY_ADDRESS). On one machine: num_nodes=1."
         )
     _start_own(common)
+
+
+def _require_answer(address: str, what: str) -> None:
+    """Refuse an address where nothing listens: Ray tries one for minutes, in a call that no signal
+    ends, and writes of each attempt."""
+    host, _, port = address.rpartition(":")
+    if "://" in host or not port.isdecimal():  # a word, as `auto`, or another protocol
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+    except (OSError, ValueError, OverflowError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise SchedulerUsageError(f"{what}: {said}; {_START_ONE}") from error
 
 
 def _quiet_about_tokens() -> None:

@@ -36,7 +36,7 @@ def open_memory(name: str) -> int:
     """A descriptor of memory without a size; ``name`` is what tools show."""
     if hasattr(os, "memfd_create"):
         return os.memfd_create(name)
-    directory = "/dev/shm" if os.path.isdir("/dev/shm") else None
+    directory = "/dev/shm" if os.access("/dev/shm", os.W_OK | os.X_OK) else None
     descriptor, path = tempfile.mkstemp(prefix=f"{name}-", dir=directory)
     os.unlink(path)
     return descriptor

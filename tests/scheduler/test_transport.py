@@ -8,11 +8,13 @@ import pickle
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ from rlinf.scheduler.address import WorkerAddress
 from rlinf.scheduler.errors import SchedulerError, SchedulerTypeError, WorkerDiedError
 from rlinf.scheduler.process import AsyncWork, Process, current_process, set_process
 from rlinf.scheduler.runtime.execution import run_method
-from rlinf.scheduler.transport import blocks, sockets
+from rlinf.scheduler.transport import blocks, cluster_files, sockets
 from rlinf.scheduler.transport.blocks import (
     AttachedBlocks,
     Block,
@@ -604,3 +606,16 @@ def test_what_has_slots_and_a_class_of_the_program_comes_back_from_a_worker():
         assert type(back) is kind
         assert (back.x, back.y) == (5, 1.0)
         assert getattr(back, "name", "there") == "there"
+
+
+def test_shared_memory_that_cannot_be_written_is_not_used(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(cluster_files, "SHARED_MEMORY", tmp_path)
+    assert shared_memory_directory() == tmp_path
+    ClusterFiles.create().close()
+    assert not caplog.messages
+    # An administrator may write to whatever is not mounted for reading.
+    monkeypatch.setattr(cluster_files.os, "access", lambda path, mode: False)
+    assert shared_memory_directory() == Path(tempfile.gettempdir())
+    ClusterFiles.create().close()
+    [told] = caplog.messages
+    assert told.startswith(f"{tmp_path} cannot be written: what processes share lies in ")

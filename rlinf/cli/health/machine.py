@@ -102,7 +102,8 @@ def _shared_memory(path: Path) -> Finding:
     if not path.exists():
         return Finding(str(path), "absent", "not on this system; temporary files are used instead")
     if not os.access(path, os.W_OK):
-        return Finding(str(path), "failed", "cannot be written; observations travel there", fix)
+        text = "cannot be written; temporary files are used instead, which are slower on a disk"
+        return Finding(str(path), "warning", text, fix)
     free = shutil.disk_usage(path).free
     small = free < _SMALL_SHARED_MEMORY
     return Finding(

@@ -31,7 +31,12 @@ from ray.job_config import JobConfig
 from rlinf.scheduler.cluster_config import ClusterConfig
 from rlinf.scheduler.errors import SchedulerUsageError
 from rlinf.scheduler.runtime.launch import program_paths
-from rlinf.scheduler.transport.cluster_files import LONGEST_SOCKET, socket_root
+from rlinf.scheduler.transport.cluster_files import (
+    LONGEST_SOCKET,
+    SHARED_MEMORY,
+    shared_memory_directory,
+    socket_root,
+)
 
 NAMESPACE = "RLinf"
 ADDRESS_VARIABLE = "RLINF_RAY_ADDRESS"
@@ -43,9 +48,7 @@ control_lost = threading.Event()
 _ANSWER_SECONDS = 2.0
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
-_START_ONE = (
-    "start one there with `ray start --head`, or one of its own with cluster.address=local"
-)
+_START_ONE = "start one there with `ray start --head`, or one of its own with cluster.address=local"
 _STARTS = 3
 _SOCKET = "ray/session_2026-01-01_00-00-00_000000_4194304/sockets/plasma_store"
 """The longest path of Ray's in the directory that it gets, by its length; it refuses to start where
@@ -191,11 +194,14 @@ def _start_own(common: dict[str, Any]) -> None:
         "does without Ray: cluster.runtime=local. Ray's own logs are in "
         f"{place / 'session_latest' / 'logs'}"
     )
+    # Ray looks only whether /dev/shm has room, and not whether it can be written.
+    shared = shared_memory_directory()
     start = partial(
         ray.init,
         address="local",
         include_dashboard=False,
         object_store_memory=_OBJECT_STORE_BYTES,
+        _plasma_directory=None if shared == SHARED_MEMORY else str(shared),
         _temp_dir=str(place),
         **common,
     )

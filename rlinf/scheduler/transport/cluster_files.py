@@ -7,6 +7,7 @@ containers may share ``/dev/shm`` and not their process ids.)
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 import select
@@ -18,7 +19,9 @@ from contextlib import suppress
 from pathlib import Path
 
 _PREFIX = "rlinf-"
+SHARED_MEMORY = Path("/dev/shm")
 _REMOVE_SECONDS, _MOST_SECONDS_LEFT = 0.2, 60.0
+log = logging.getLogger(__name__)
 LONGEST_SOCKET = 107
 """Characters of the path of a Unix socket."""
 _LONGEST_SOCKET_DIRECTORY = 70
@@ -26,8 +29,8 @@ _LONGEST_SOCKET_DIRECTORY = 70
 
 def shared_memory_directory() -> Path:
     """Where memory-backed files live: ``/dev/shm``, else the temporary directory."""
-    directory = Path("/dev/shm")
-    return directory if directory.is_dir() else Path(tempfile.gettempdir())
+    usable = os.access(SHARED_MEMORY, os.W_OK | os.X_OK) and SHARED_MEMORY.is_dir()
+    return SHARED_MEMORY if usable else Path(tempfile.gettempdir())
 
 
 def socket_root(longest: int = _LONGEST_SOCKET_DIRECTORY) -> Path:
@@ -56,6 +59,11 @@ class ClusterFiles:
     @classmethod
     def create(cls) -> ClusterFiles:
         """Those of a new cluster, locked while this process, its driver, lives."""
+        if SHARED_MEMORY.is_dir() and (other := shared_memory_directory()) != SHARED_MEMORY:
+            log.warning(
+                "%s cannot be written: what processes share lies in %s, which is slower on a disk",
+                SHARED_MEMORY, other,
+            )  # fmt: skip
         remove_stale_files()
         files = cls(f"{secrets.token_hex(4)}.{secrets.token_hex(16)}")
         fcntl.flock(files._open_lock(), fcntl.LOCK_EX)

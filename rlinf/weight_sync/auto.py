@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import Tensor
@@ -14,9 +15,18 @@ from rlinf.weight_sync.config import (
     SharedMemoryConfig,
     WeightSyncConfig,
 )
+from rlinf.weight_sync.errors import NoSharedMemoryError
 from rlinf.weight_sync.link import Header, Place, Request
-from rlinf.weight_sync.protocol import ReceivedWeights, Sent, WeightReceiver, WeightSender
+from rlinf.weight_sync.protocol import (
+    ReceivedWeights,
+    Sent,
+    WeightReceiver,
+    Weights,
+    WeightSender,
+)
+from rlinf.weight_sync.shared_memory import SharedMemorySender
 
+log = logging.getLogger(__name__)
 _UNKNOWN = -1  # the choice of a syncer has no version
 
 
@@ -26,6 +36,11 @@ def choose(config: AutoConfig, own: Place, others: list[Place]) -> WeightSyncCon
         return ReferenceConfig()
     if all(place.node == own.node for place in others):
         return SharedMemoryConfig(reads=config.reads)
+    return _patch(config)
+
+
+def _patch(config: AutoConfig) -> PatchConfig:
+    """The syncer that reaches any receiver."""
     settings = {key: getattr(config, key) for key in PatchConfig.model_fields if key != "type"}
     return PatchConfig(**settings)
 
@@ -42,17 +57,40 @@ class AutoSender(WeightSender[AutoConfig]):
             return require_process().runtime != "local"
         return self._chosen.takes_host_tensors
 
+    def send(self, weights: Weights, version: int) -> Sent:
+        """See :meth:`WeightSender.send`; before the first one, choose by what it has to send."""
+        if self._chosen is None and self._link.receivers:
+            weights = dict(weights)
+            requests = super()._requests()
+            try:
+                chosen = self._choice(weights, requests)
+            except BaseException as error:
+                self._link.abort(version, error)
+                raise
+            self._link.header(_UNKNOWN, chosen._config)
+            self._chosen, self._link = chosen, chosen._link
+        return super().send(weights, version)
+
+    def _choice(self, weights: dict[str, Tensor], requests: list[Request]) -> WeightSender[Any]:
+        """The sender that reaches who asked, and has the memory that it needs."""
+        places = [request.place for request in requests]
+        parties, config = self._link.parties, choose(self._config, Place.here(self._worker), places)
+        chosen = config.build_sender(self._worker, parties)
+        if isinstance(chosen, SharedMemorySender):
+            try:
+                chosen.reserve(weights, requests)
+            except NoSharedMemoryError as error:
+                chosen.close()
+                log.warning("weights travel as messages, which is slower: %s", error)
+                return _patch(self._config).build_sender(self._worker, parties)
+        return chosen
+
     def _requests(self) -> list[Request]:
-        if self._chosen is None:
-            places = [request.place for request in super()._requests()]
-            config = choose(self._config, Place.here(self._worker), places)
-            self._link.header(_UNKNOWN, config)
-            self._chosen = config.build_sender(self._worker, self._link.parties)
-            self._link = self._chosen._link
+        assert self._chosen is not None  # `send` has built it
         return self._chosen._requests()
 
     def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent:
-        assert self._chosen is not None  # `_requests` has built it
+        assert self._chosen is not None  # `send` has built it
         return self._chosen._send(weights, version, requests)
 
     def close(self) -> None:

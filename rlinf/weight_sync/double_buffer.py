@@ -27,7 +27,7 @@ from torch import Tensor
 
 from rlinf.processes.byte_layout import ByteLayout
 from rlinf.processes.shared_block import memory_path, open_memory
-from rlinf.weight_sync.errors import TornReadError, WeightSyncError
+from rlinf.weight_sync.errors import NoSharedMemoryError, TornReadError, WeightSyncError
 
 _HEADER_BYTES = 4096
 _PINS = 2048
@@ -85,7 +85,7 @@ class BlockWriter:
         first: Number of the last update before this block, so that numbers go on rising.
 
     Raises:
-        WeightSyncError: There is not enough shared memory.
+        NoSharedMemoryError: There is not enough shared memory.
     """
 
     def __init__(self, layout: ByteLayout, path: Path | None, first: int = 0) -> None:
@@ -104,7 +104,7 @@ class BlockWriter:
             self._block = _Block(self._descriptor, layout, writable=True)
         except OSError as error:
             self.close()
-            raise WeightSyncError(
+            raise NoSharedMemoryError(
                 f"no shared memory for {size} bytes of weights ({error.strerror}); give the "
                 "machine or container more, or go on with weight_sync.type=bucket"
             ) from error

@@ -9,6 +9,10 @@ class WeightSyncError(RLinfError):
     """An update did not arrive; the receiver keeps the version that it had."""
 
 
+class NoSharedMemoryError(WeightSyncError):
+    """There is no shared memory for the weights."""
+
+
 class VersionSkewError(WeightSyncError):
     """A patch was made for other weights than the receiver has."""
 

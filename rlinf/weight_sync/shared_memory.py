@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import Tensor
@@ -37,6 +38,15 @@ class SharedMemorySender(WeightSender[SharedMemoryConfig]):
             self._first = self._link.requests()
             self._link.tickets = {}  # from now on nobody asks
         return self._first
+
+    def reserve(self, weights: Mapping[str, Tensor], requests: list[Request]) -> None:
+        """Take the memory for weights like these ahead of their update.
+
+        Raises:
+            NoSharedMemoryError: There is not so much.
+            WeightSyncError: The receivers want them in other shapes.
+        """
+        self._writer_for(lay_out(weights, agreed_dtypes(weights, requests)))
 
     def _send(self, weights: dict[str, Tensor], version: int, requests: list[Request]) -> Sent:
         own = Place.here(self._worker)

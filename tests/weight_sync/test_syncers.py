@@ -162,6 +162,18 @@ def test_auto_takes_what_reaches_all_receivers(pair, runtime):
     assert sent.kind == {"local": "reference", "ray": "shared_memory"}[runtime]
 
 
+def test_auto_does_without_shared_memory_that_is_full(pair, runtime):
+    connect(pair, AutoConfig())
+    weights, kinds = {"a": torch.ones(3_000_000)}, []
+    for version in range(2):
+        sending = pair[0].send_without_memory(weights, version)
+        received = pair[1].receive_bits().wait()
+        assert received == [(bits(weights), version, version)] * 2
+        kinds.append(sending.wait()[0].kind)
+        weights["a"][0] += 1
+    assert kinds == {"local": ["reference"] * 2, "ray": ["bucket", "patch"]}[runtime]
+
+
 def test_a_patch_falls_back_to_buckets_by_density(pair):
     connect(pair, PatchConfig(retry_after=1))
     weights = torch.zeros(10_000)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from dataclasses import replace
@@ -60,6 +61,12 @@ class Peer(Worker):
     def send_weights(self, weights: dict[str, torch.Tensor], version: int) -> Any:
         sender: WeightSender[Any] = self._syncer
         return sender.send(weights, version)
+
+    def send_without_memory(self, weights: dict[str, torch.Tensor], version: int) -> Any:
+        """Send where shared memory is full."""
+        full = OSError(errno.ENOSPC, "No space left on device")
+        with patch("os.posix_fallocate", side_effect=full):
+            return self._syncer.send(weights, version)
 
     def send_changing(self, weights: dict[str, torch.Tensor], count: int) -> list[Any]:
         """Send versions 0.., adding 1 in place after each send."""

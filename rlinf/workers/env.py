@@ -28,8 +28,9 @@ class RolloutReport:
     """What happened in the environments during one rollout of one worker."""
 
     episodes: list[EpisodeRecord] = field(default_factory=list)
-    ended: int = 0
-    """Sound episodes that came to their end, also those that :meth:`close` leaves out."""
+    ended: int = -1
+    """Sound episodes that came to their end, also those that :meth:`close` leaves out; -1, as in
+    what runs that were begun earlier kept: all of ``episodes``."""
     faults: Counter[str] = field(default_factory=Counter)
     section_faults: Counter[str] = field(default_factory=Counter)
     """By reason and section, where there are several."""
@@ -43,6 +44,15 @@ class RolloutReport:
     """See :attr:`EnvSpec.chain_length`."""
     task_resets: np.ndarray | None = None
     """Totals of the run, see :attr:`VectorEnv.task_resets`."""
+
+    def __post_init__(self) -> None:
+        # Steps under way in checkpoints of runs that were begun earlier have neither.
+        if self.ended < 0:
+            self.ended = sum(episode.valid for episode in self.episodes)
+        self.first_faults = {
+            reason: _env_and_words(told) if isinstance(told, str) else told
+            for reason, told in self.first_faults.items()
+        }
 
     def add(self, step: VectorStep) -> None:
         """Count one exchange."""
@@ -66,6 +76,12 @@ class RolloutReport:
             if not episode.valid or of_env[episode.env] <= first:
                 counted.append(episode)
         self.episodes = counted
+
+
+def _env_and_words(told: str) -> tuple[int, str]:
+    """Of ``env NUMBER: WORDS``, as faults were kept earlier."""
+    env, _, words = told.removeprefix("env ").partition(": ")
+    return int(env), words
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from rlinf.checkpoint.records import from_tree, to_tree
 from rlinf.checkpoint.weights import export_weights
 from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
@@ -21,7 +22,7 @@ from rlinf.models.config import MLPConfig
 from rlinf.runners.embodied import Embodied
 from rlinf.runners.embodied_evaluation import EpisodeEvaluator
 from rlinf.runners.groups import Groups
-from rlinf.workers.env import EnvWorker, EvaluationReport
+from rlinf.workers.env import EnvWorker, EvaluationReport, RolloutReport
 
 from . import odd_envs
 from .killing import finish, train_without_a_simulator
@@ -173,6 +174,22 @@ def test_a_process_that_is_lost_with_no_env_at_work_is_told_as_such(tmp_path, ca
         f"{failed}with no env at work, and its process is replaced: {what}",
         f"{failed}and its episode is not trained on: env 3: {what}",
     ]
+
+
+def test_steps_under_way_of_a_run_that_was_begun_earlier_are_read(tmp_path, caplog):
+    good = EpisodeRecord(0, 0, 7, True, True, False, 1.0, 5, 0.2, valid=True)
+    now = RolloutReport(episodes=[replace(good, valid=False), good, good])
+    tree = to_tree(now)
+    told = {"crash": "env -1: it ended: badly", "exception": "env 12: RuntimeError: (a.py line 3)"}
+    tree["fields"]["first_faults"] = told  # as they were kept
+    del tree["fields"]["ended"]
+    found = from_tree(tree, EnvWorker.records)
+    wanted = {"crash": (-1, "it ended: badly"), "exception": (12, "RuntimeError: (a.py line 3)")}
+    assert found.first_faults == wanted
+    assert found.ended == 2
+    assert from_tree(to_tree(found), EnvWorker.records) == found
+    Embodied(small_config(tmp_path), tmp_path)._tell_of_faults([found])
+    assert "env 12: RuntimeError: (a.py line 3)" in caplog.text
 
 
 def test_an_evaluation_tells_of_a_fault_whose_episodes_were_played_again(

@@ -38,7 +38,11 @@ class ReplayStore:
         return self._size
 
     def append(self, rows: Rows) -> None:
-        """Add rows [N, ...], of the same columns, behind the newest; the oldest make room."""
+        """Add rows [N, ...], behind the newest; the oldest make room.
+
+        Raises:
+            ValueError: Their columns differ from those of the rows before.
+        """
         if not self._columns:
             self._columns = {
                 name: column.new_empty((self.capacity, *column.shape[1:]))
@@ -46,8 +50,14 @@ class ReplayStore:
             }
         kept, given = _forms(self._columns), _forms(rows)
         if kept != given:
-            differing = sorted({name for name, _ in kept.items() ^ given.items()})
-            raise ValueError(f"rows differ from those before in {', '.join(differing)}")
+            differing = (
+                f"{name}: {given.get(name, 'none')} after {kept.get(name, 'none')}"
+                for name in sorted({name for name, _ in kept.items() ^ given.items()})
+            )
+            raise ValueError(
+                f"rows differ from those before in {', '.join(differing)}; all rows of a replay "
+                "have the same columns: nearest: a new run, whose replay is empty"
+            )
         count = len(next(iter(rows.values())))
         skipped = max(0, count - self.capacity)  # they would be pushed out at once
         first = self._oldest + self._size

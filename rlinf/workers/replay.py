@@ -6,11 +6,12 @@ from collections.abc import Generator
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from rlinf.algorithms.batch import Batch
 from rlinf.algorithms.protocol import require_prepared
 from rlinf.algorithms.sac import NEXT
-from rlinf.data.replay import ReplayStore, draws
+from rlinf.data.replay import ReplayStore, Rows, draws
 from rlinf.data.trajectory import Trajectory, concatenate
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import EnvSpec
@@ -66,7 +67,7 @@ class ReplayWorker(StageWorker):
         parts = [Trajectory.from_arrays(item.payload) for item in trajectories]
         found = self._algorithm.prepare(concatenate(parts))
         rows, metrics = require_prepared(found, self._algorithm)
-        self._store.append(rows.tensors())
+        self._store.append(self._kept(rows.tensors()))
         states = {name: rows.inputs[name] for name in ("states", TASK_IDS) if name in rows.inputs}
         if states:
             yield Emit("seen", 0, states)
@@ -83,13 +84,12 @@ class ReplayWorker(StageWorker):
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from :meth:`state`."""
-        # Runs that were begun earlier hold pictures that their policy does not read.
-        self._store.load_state_dict(
-            {
-                part: {name: each for name, each in rows.items() if name not in self._unread}
-                for part, rows in state.items()
-            }
-        )
+        self._store.load_state_dict({part: self._kept(rows) for part, rows in state.items()})
+
+    def _kept(self, rows: Rows) -> dict[str, Tensor]:
+        """Rows without pictures that the policy does not read, which replay and rollouts under way
+        of runs that were begun earlier hold."""
+        return {name: each for name, each in rows.items() if name not in self._unread}
 
 
 def transition_bytes(env_spec: EnvSpec, chunk: int) -> int:

@@ -111,6 +111,24 @@ def test_pictures_of_a_run_that_kept_them_are_left_out(
     assert resumed.state()["rows"].keys() == {"inputs.states", "inputs.next.states"}
 
 
+def test_rollouts_under_way_of_a_run_that_kept_pictures_are_taken_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = (AHEAD, "runner.total_env_steps=384", "evaluation.interval=0",
+             "env.train.options={id: 'tests.runners.pictures:Dot-v0'}")  # fmt: skip
+    model = type(small_config(tmp_path).model)
+    with monkeypatch.context() as earlier:
+        earlier.setattr(model, "unread", lambda self, pictures: ())
+        run = train(tmp_path, *words, stop=StopAfter(2))
+    begun = load_checkpoint(run / "checkpoints" / "latest")
+    assert "main_images" in str(begun.tree["under_way"])
+    assert begun.step < 3
+    resume(tmp_path, *words)
+    rows = load_checkpoint(run / "checkpoints" / "latest").tree["workers"]["replay"]["rows"]
+    assert rows["inputs.states"].shape == (384, 2)
+    assert not any("main_images" in name for name in rows)
+
+
 @needs_two_cores
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_placements_give_the_same_bits(reference: Path, tmp_path: Path, placement: str) -> None:

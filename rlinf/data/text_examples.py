@@ -115,6 +115,17 @@ class TextExamplesConfig(TextSourceConfig, ChatTemplateConfig):
         files = self.files
         return files is None or bool(self.held_out or files.validation)
 
+    def counted_otherwise(self, sets: TextExampleSets) -> bool:
+        """Whether these would be other ``sets`` if limits and ``held_out`` counted examples, as
+        they did earlier, and not records, of which one may have several."""
+        if self.files is None:
+            return False
+        limits = (self.files.limit, self.files.validation_limit)
+        trained, validating = len(sets.train), len(sets.validation or ())
+        read = (trained + validating, 0) if self.held_out else (trained, validating)
+        cut = any(limit and found > limit for found, limit in zip(read, limits, strict=True))
+        return cut or bool(self.held_out and validating != self.held_out)
+
     def texts(self) -> Iterator[str]:
         """Every text of a generated task (ConfigError if of files), to train a tokenizer on."""
         if self.task is None:

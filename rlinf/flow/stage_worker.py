@@ -115,7 +115,8 @@ class StageWorker(Worker):
     """Whether each rank has a state of its own, so that ``load_state`` takes the list of all;
     otherwise the ranks are equal, and it takes that of rank 0."""
     state_is_optional: ClassVar[bool] = False
-    """Whether a checkpoint that holds nothing of it is read, without ``load_state``."""
+    """Whether a checkpoint that holds nothing of it is read; ``load_state`` takes an empty state
+    then."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -340,9 +340,10 @@ class Groups:
             )
         written = self._with("save_parts")
         handles = [
-            self._groups[name].load_state(state[name], *([checkpoint] if name in written else []))
+            self._groups[name].load_state(
+                state.get(name, {}), *([checkpoint] if name in written else [])
+            )
             for name in self._with("state")
-            if name in state
         ]
         for handle in handles:
             handle.wait()

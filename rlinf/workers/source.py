@@ -34,6 +34,7 @@ from rlinf.workers.config.supervised import (
 from rlinf.workers.context import WorkerContext
 
 Rows = Sequence[int] | np.ndarray
+_EXAMPLES = "examples_sha256"
 
 
 class Texts:
@@ -118,6 +119,7 @@ class SourceWorker(StageWorker):
         self._train: Texts | Chunks
         self._held_out: Texts | Chunks | None
         self._state: dict[str, str] = {}
+        self._counted_otherwise = False
 
     def start(
         self, env_spec: EnvSpec | None = None, trained: Mapping[str, Any] | None = None
@@ -161,7 +163,8 @@ class SourceWorker(StageWorker):
         self._train = Texts(sets.train)
         self._held_out = None if sets.validation is None else Texts(sets.validation)
         self._draws = Draws(len(self._train), seed=config.order_seed)
-        self._state = {"examples_sha256": sets.sha256}
+        self._state = {_EXAMPLES: sets.sha256}
+        self._counted_otherwise = config.data.counted_otherwise(sets)
         return sets.report
 
     def state(self) -> dict[str, str]:
@@ -170,7 +173,15 @@ class SourceWorker(StageWorker):
         return self._state
 
     def load_state(self, state: Mapping[str, str]) -> None:
-        """Compare with :meth:`state`; CheckpointError where the rows are others."""
+        """Compare with :meth:`state`; CheckpointError where the rows are others, be it that an
+        earlier version, which wrote none, counted them otherwise."""
+        if self._counted_otherwise and _EXAMPLES not in state:
+            raise CheckpointError(
+                "the checkpoint is of a version in which data.files.limit and data.held_out "
+                "counted the turns of conversations, and they count conversations now: a step "
+                "would learn others, some of them held out before; nearest: a new run from its "
+                "weights, which `rlinf convert run` writes"
+            )
         for key, own in self._state.items():
             if state.get(key, own) != own:
                 raise CheckpointError(

@@ -141,6 +141,11 @@ def test_a_conversation_is_learnt_or_held_out_as_a_whole(tokenizer, write):
     assert said(held.validation) == ["3+0", "3+1", "3+2"]
     first = build(tokenizer, files=files | {"limit": 2}, apply_chat_template=True)
     assert said(first.train) == [f"{n}+{k}" for n in range(2) for k in range(3)]
+    # Four talks of three turns each were four, or twelve.
+    for limit, held_out, otherwise in ((4, 0, True), (11, 0, True), (12, 0, False), (12, 1, True)):
+        given = {"files": files | {"limit": limit}, "held_out": held_out}
+        config = validate(TextExamplesConfig, given | {"apply_chat_template": True}, "test")
+        assert config.counted_otherwise(config.build(tokenizer)) is otherwise
     with pytest.raises(ConfigError, match="4 of 4 records cannot be held out; nearest: 3"):
         build(tokenizer, files=files, apply_chat_template=True, held_out=4)
 

@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from rlinf.checkpoint import store as store_module
 from rlinf.checkpoint.manifest import Manifest
 from rlinf.cli.main import main
-from rlinf.data.tasks import SquaresTask
+from rlinf.data.tasks import SortingTask, SquaresTask
 from rlinf.data.text_examples import TextExample, TextExamples
 from rlinf.errors import CheckpointError, ConfigError
 from rlinf.runners.behaviour_cloning import BehaviourCloning
@@ -353,6 +353,43 @@ def test_a_run_goes_on_with_the_pictures_that_it_began_with(
     assert main(["resume", str(tmp_path / "old"), "runner.total_steps=2"]) == 0
     assert main(["resume", str(tmp_path / "run"), "runner.total_steps=3"]) == 2
     assert "the examples changed after the checkpoint" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("limit", "held_out", "same"), [(6, 1, False), (8, 0, True)])
+def test_a_run_whose_turns_were_counted_is_not_continued(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    limit: int,
+    held_out: int,
+    same: bool,
+) -> None:
+    pytest.importorskip("transformers")
+    recipe, once = write_fine_tuning(tmp_path), "runner.total_steps=1"
+    run_recipe(recipe, tmp_path / "first", once)
+    items = SortingTask(levels=(3,), size=8, held_out=1).items("train")
+    said = [[("user", item.prompt), ("assistant", item.target)] for item in items]
+    with (tmp_path / "a.jsonl").open("w") as file:
+        for one, other in zip(said[::2], said[1::2], strict=True):
+            talk = [{"role": role, "content": text} for role, text in (*one, *other)]
+            file.write(json.dumps({"prompt": talk}) + "\n")
+    template = "{% for each in messages %}{{ each['content'] }}{% endfor %}"
+    (tmp_path / "a.jinja").write_text(template)
+    talks = (
+        f"model.path={tmp_path}/first/model",
+        "model.architecture=null",
+        f"data={{task: null, held_out: {held_out}, apply_chat_template: true}}",
+        f"data.files={{train: [{tmp_path}/a.jsonl], answer_key: null, turns: all, limit: {limit}}}",
+        f"data.chat_template={tmp_path}/a.jinja",
+        "actor.global_batch_size=2",
+        "actor.micro_batch_size=2",
+        *(() if held_out else ("~validation",)),
+    )
+    with monkeypatch.context() as before:  # as runs were written that know no hash
+        before.delattr(SourceWorker, "state")
+        run_recipe(recipe, tmp_path / "old", *talks, once)
+    assert main(["resume", str(tmp_path / "old"), "runner.total_steps=2"]) == (0 if same else 2)
+    assert ("which `rlinf convert run` writes" in capsys.readouterr().err) != same
 
 
 def test_the_longest_rows_are_those_of_most_tokens() -> None:

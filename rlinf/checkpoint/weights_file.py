@@ -3,7 +3,9 @@ instant."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
@@ -23,6 +25,11 @@ JSON."""
 ENVIRONMENT = "environment"
 """Name, in the same place, of what the environment said of the numbers that the policy sees and
 gives, as JSON."""
+
+
+STATE_SCALING = "state_scaling"
+"""Name, in the same place and in the state of a trainer, of how states are scaled by their
+statistics, of a model for which an earlier version left them as they are."""
 
 
 def read_header(path: Path) -> dict[str, str]:
@@ -53,6 +60,18 @@ def require_weights(path: Path, *, key: str, model: str | None = None) -> None:
     if model is not None and written not in (None, model):
         raise ConfigError(
             f"{path} is of a model of type {written}, not {model}; nearest: model.type: {written}",
+            key=key,
+        )
+
+
+def refuse_unscaled(scaling: str | None, said: Mapping[str, Any], *, source: str, key: str) -> None:
+    """Refuse, by a ConfigError of ``key``, weights of which is ``said`` nothing of the ``scaling``
+    of states, where the model has one."""
+    if scaling is not None and said.get(STATE_SCALING) is None:
+        raise ConfigError(
+            f"{source} was trained by a version that read states as they are, and the model reads "
+            f"them scaled by their statistics ({scaling}), as its publisher does: the weights "
+            "would read other numbers; nearest: a new run from what that one began with",
             key=key,
         )
 

@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlinf.checkpoint.weights_file import MODEL, SETTINGS, STATISTICS, read_header, require_weights
+from rlinf.checkpoint.weights_file import (
+    MODEL,
+    SETTINGS,
+    STATE_SCALING,
+    STATISTICS,
+    read_header,
+    refuse_unscaled,
+    require_weights,
+)
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.dump import to_data
@@ -146,8 +154,15 @@ class ModelConfig(StrictModel):
 
     def header(self) -> dict[str, str]:
         """What a file of its weights says of it beside the tensors, by name."""
-        settings = self.weight_settings()
-        return {MODEL: self.type} | ({SETTINGS: json.dumps(settings)} if settings else {})
+        settings, scaling = self.weight_settings(), self.state_scaling
+        said = {SETTINGS: json.dumps(settings)} if settings else {}
+        return {MODEL: self.type} | said | ({STATE_SCALING: scaling} if scaling else {})
+
+    @property
+    def state_scaling(self) -> str | None:
+        """How states are scaled by their statistics, where weights are to say so: an earlier
+        version left them as they are; None: weights need not say it."""
+        return None
 
     def weight_settings(self) -> dict[str, Any]:
         """The keys :attr:`of_weights` with their values, as JSON has them."""
@@ -157,18 +172,21 @@ class ModelConfig(StrictModel):
 
     def require_own_weights(self, path: Path, *, key: str) -> None:
         """Refuse, by a ConfigError of ``key``, a file that holds no weights, or says that they are
-        of a model of another type or with other :attr:`of_weights`; no tensor is read."""
+        of a model of another type or with other :attr:`of_weights`, or does not say their
+        :attr:`state_scaling`; no tensor is read."""
         require_weights(path, key=key, model=self.type)
-        theirs = json.loads(read_header(path).get(SETTINGS, "{}"))
+        said = read_header(path)
+        refuse_unscaled(self.state_scaling, said, source=str(path), key=key)
+        theirs = json.loads(said.get(SETTINGS, "{}"))
         own = self.weight_settings()
         others = {n: theirs[n] for n in own if n in theirs and theirs[n] != own[n]}
         if others:
             there = {name: show(value).strip("'") for name, value in others.items()}
-            said = ", ".join(f"model.{name}: {value}" for name, value in there.items())
+            trained = ", ".join(f"model.{name}: {value}" for name, value in there.items())
             here = ", ".join(show(own[name]).strip("'") for name in others)
             raise ConfigError(
-                f"{path} was trained with {said}, here {here}, with which its weights compute "
-                f"something else; nearest: {said}",
+                f"{path} was trained with {trained}, here {here}, with which its weights compute "
+                f"something else; nearest: {trained}",
                 key=key,
             )
 

@@ -150,6 +150,8 @@ class Policy(torch.nn.Module, ABC):
     base: str | None = None
     """What the weights that training leaves as they are come from, as a hash of files: they are not
     sent and not saved, as everyone builds them from there. None: nothing is left out."""
+    state_scaling: str | None = None
+    """See :attr:`~rlinf.models.config.ModelConfig.state_scaling`."""
     critic_parts: ClassVar[tuple[str, ...]] = ("critic", "critic_encoder", "value_head")
     """What only values come from, by the first word of the names of its tensors."""
     imitates: ClassVar[bool] = False

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
-from rlinf.checkpoint.weights_file import ENVIRONMENT, POLICY_FILE
+from rlinf.checkpoint.weights_file import ENVIRONMENT, POLICY_FILE, refuse_unscaled
 from rlinf.data.episode_evaluation import (
     EpisodeOutcome,
     EvaluationResult,
@@ -31,7 +31,7 @@ from rlinf.envs.spec import (
 from rlinf.envs.supervised.mixture import vector_env
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.flow.graph import Flow, Stage
-from rlinf.models.config import GaussianPolicyConfig, SquashedConfig
+from rlinf.models.config import GaussianPolicyConfig, ModelConfig, SquashedConfig
 from rlinf.monitor.video import framed, tile, write_video
 from rlinf.runners.evaluation import Evaluator, good_checkpoint, load_run
 from rlinf.runners.task import Purpose, Task
@@ -173,13 +173,14 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
     ) -> None:
         """Let the policy act with what the state of a run's workers has; see
         :func:`acting_weights`."""
-        weights, base = acting_weights(workers, checkpoint)
+        weights, base = acting_weights(workers, self._config.model, checkpoint)
         groups["rollout"].load_weights(weights, step, base).wait()
 
     def leave_policy(self, run: Run) -> None:
         """Leave weights behind, evaluate held-out episodes, and leave a video."""
         path = run.directory.path / POLICY_FILE  # first: an evaluation that fails loses nothing
-        weights, base = acting_weights(run.groups.state(whole=True))
+        workers = run.groups.state(whole=True)
+        weights, base = acting_weights(workers, self._config.model)
         export_policy(path, self._config, weights, base, run.directory.path)
         run.evaluate("held_out")
         print(f"held-out episodes: {run.last_evaluation}", flush=True)
@@ -236,11 +237,12 @@ def _played_in(sections: Sequence[EnvConfig]) -> dict[str, Any]:
 
 
 def acting_weights(
-    workers: Mapping[str, Any], checkpoint: Path | None = None
+    workers: Mapping[str, Any], model: ModelConfig, checkpoint: Path | None = None
 ) -> tuple[dict[str, Any], str | None]:
     """Weights of the policy in the state of a run's workers, and what it was trained from.
 
-    The ranks of the trainer may have written their parts into a ``checkpoint``.
+    The ranks of the trainer may have written their parts into a ``checkpoint``. A ConfigError where
+    they are of a version in which the ``model`` read states otherwise.
     """
     from rlinf.models.policy_weights import BASE
     from rlinf.trainers.modules import POLICY
@@ -249,6 +251,7 @@ def acting_weights(
     state = workers["actor"]["trainer"]
     if state is None and checkpoint is not None:
         state = read_sharded(checkpoint / "actor")
+    refuse_unscaled(model.state_scaling, state, source="the checkpoint", key="model.proprioception")
     return saved_weights(state, POLICY), state.get(BASE)
 
 
@@ -445,7 +448,7 @@ class TrainedPolicy(InitialPolicy):
         super().__init__(config, f"{self._run.name} step {checkpoint.step}", self._run.name)
         workers = checkpoint.tree["workers"]
         with checkpoint.read_as_written():
-            self._weights, self._base = acting_weights(workers, checkpoint.path)
+            self._weights, self._base = acting_weights(workers, config.model, checkpoint.path)
         self._looked_at: frozenset[tuple[str, int, int]] | None = None
         self._refusal = ""
 
@@ -501,7 +504,8 @@ class TrainedPolicy(InitialPolicy):
         if checkpoint.step == step:
             return None
         with checkpoint.read_as_written():
-            weights, _ = acting_weights(checkpoint.tree["workers"], checkpoint.path)
+            workers = checkpoint.tree["workers"]
+            weights, _ = acting_weights(workers, self.config.model, checkpoint.path)
         return checkpoint.step, weights
 
 

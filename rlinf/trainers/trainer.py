@@ -20,6 +20,7 @@ from rlinf.algorithms.credit import idle_rows
 from rlinf.algorithms.protocol import Algorithm, Loss, require_prepared, require_share
 from rlinf.algorithms.samples import staleness_metrics
 from rlinf.algorithms.supervised import with_noise
+from rlinf.checkpoint.weights_file import STATE_SCALING, refuse_unscaled
 from rlinf.data.trajectory import Trajectory
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
 from rlinf.models.adapters import adapt_policy, without_adapters
@@ -104,6 +105,7 @@ class Trainer:
         lora, policy = getattr(config, "lora", None), modules.get(POLICY)
         self._policy = policy if isinstance(policy, Policy) else None
         self._base = None if self._policy is None else self._policy.base
+        self._state_scaling = None if self._policy is None else self._policy.state_scaling
         if lora is not None and isinstance(policy, Policy):
             adapt_policy(policy, lora, seed=seed)
         if getattr(config, "gradient_checkpointing", False) and isinstance(policy, Policy):
@@ -451,10 +453,12 @@ class Trainer:
                 name: held.optimizer.values_alone for name, held in self.modules.held.items()
             },
             BASE: self._base,
+            STATE_SCALING: self._state_scaling,
         }
 
     def load_numbers(self, numbers: Mapping[str, Any]) -> None:
-        """Continue from :meth:`numbers`; a CheckpointError where they belong to another base."""
+        """Continue from :meth:`numbers`; a CheckpointError where they belong to another base, a
+        ConfigError where the policy read states otherwise."""
         base = numbers.get(BASE)
         same = self._base == base if self._policy is None else self._policy.began_from(base)
         if not same:
@@ -462,6 +466,9 @@ class Trainer:
                 f"the checkpoint was trained from other weights ({base}) than "
                 f"{self._base}, which `model.path` has now; resume with the model of the run"
             )
+        refuse_unscaled(
+            self._state_scaling, numbers, source="the checkpoint", key="model.proprioception"
+        )
         self._algorithm.load_state_dict(numbers["algorithm"])
         self.version = int(numbers["version"])
         self._updated_in = int(numbers["updated_in"])

@@ -10,12 +10,17 @@ import torch
 from pydantic import ValidationError
 from safetensors.torch import load_file, save_file
 
+from rlinf.algorithms.supervised import Supervised
 from rlinf.envs.spec import EnvSpec
 from rlinf.errors import ConfigError
 from rlinf.models.adapters import adapt_policy
 from rlinf.models.config import REGISTRY
 from rlinf.models.language_config import AdapterConfig
 from rlinf.models.vla.openvla.config import OpenVLAConfig, OpenVLAOFTConfig
+from rlinf.runners.embodied_evaluation import acting_weights
+from rlinf.trainers.config import RowTrainerConfig
+from rlinf.trainers.modules import POLICY
+from rlinf.trainers.trainer import Trainer
 
 CHUNK, ACTIONS = 2, 4
 FIXTURE = Path(__file__).parent / "parity" / "openvla"
@@ -350,6 +355,33 @@ def test_states_are_read_in_the_units_of_their_statistics(directory, normalizati
         )
     assert torch.equal(near, far)
     assert not torch.equal(near, inside)
+
+
+def test_weights_that_read_states_as_they_are_are_refused(directory, tmp_path):
+    """Those of an earlier version, which left them so, say nothing of it."""
+    file, checkpoint = tmp_path / "policy.safetensors", {"actor": {"trainer": {}}}
+    without(directory, "action_head")
+    policy = _published(directory, proprioception=True, film=True)
+    config, plain = policy._config, OpenVLAOFTConfig(preset="tiny", proprioception=True)
+    header = config.header()
+    assert header["state_scaling"] == policy.state_scaling == "quantiles"
+    assert "state_scaling" not in plain.header()  # of the bounds of actions alone
+    save_file({"x": torch.zeros(1)}, file, metadata=header)
+    config.require_own_weights(file, key="weights")
+    del header["state_scaling"]
+    save_file({"x": torch.zeros(1)}, file, metadata=header)
+    plain.require_own_weights(file, key="weights")
+    with pytest.raises(ConfigError, match=r"^weights: .* read states as they are, .* \(quantiles"):
+        config.require_own_weights(file, key="weights")
+    with pytest.raises(ConfigError, match=r"^model\.proprioception: the checkpoint was trained"):
+        acting_weights(checkpoint, config)
+    sizes = RowTrainerConfig(global_batch_size=4, micro_batch_size=2)
+    trainer = Trainer({POLICY: policy}, Supervised("likelihood"), sizes, total_steps=1, seed=0)
+    numbers = trainer.numbers()
+    trainer.load_numbers(numbers)
+    del numbers["state_scaling"]
+    with pytest.raises(ConfigError, match=r"^model\.proprioception: the checkpoint was trained"):
+        trainer.load_numbers(numbers)
 
 
 @pytest.mark.parametrize("count", [3, 8])

@@ -52,6 +52,12 @@ class OpenVLAOFTConfig(OpenVLAConfig):
         return self.proprioception
 
     @property
+    def state_scaling(self) -> str | None:
+        """By the statistics of states that are read, where there are some."""
+        found = self.read_statistics() if self.told_states else None
+        return None if found is None or found.states is None else self.normalised_by
+
+    @property
     def without_log_probs(self) -> tuple[str, str] | None:
         """What is regressed is not drawn."""
         return ("head", "tokens") if self.head == "regression" else None

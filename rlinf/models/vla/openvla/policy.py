@@ -124,6 +124,7 @@ class OpenVLAOFTPolicy(_OpenVLA):
         self._behind = (_EOS,) if config.stop_token else ()
         # Not of the class, which would hide the module of this name.
         self.state_units = None
+        self.state_scaling = config.state_scaling
         dim = 0
         if config.proprioception:
             found = None if config.path is None else proprioception_of(config.path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -21,6 +22,10 @@ from rlinf.flow.stage_worker import StageWorker
 from rlinf.flow.stream import Emit, InputStream
 from rlinf.workers.config.acting import ActingConfig
 from rlinf.workers.context import WorkerContext
+
+log = logging.getLogger(__name__)
+
+_BEGINS_AFRESH = "begins_afresh"
 
 
 @dataclass
@@ -338,7 +343,8 @@ class EnvWorker(StageWorker):
         if not self._context.trains:
             return {}
         envs = self._set_aside or self._vectors["train"].state_dict()
-        return {"envs": envs, "was_reset": self._was_reset}
+        afresh = self._config.begins_afresh
+        return {"envs": envs, "was_reset": self._was_reset, _BEGINS_AFRESH: afresh}
 
     def load_state(self, states: list[dict[str, Any]]) -> None:
         """Continue from the :meth:`state` of every rank, which may have been another number."""
@@ -350,6 +356,15 @@ class EnvWorker(StageWorker):
         else:
             self._set_aside = envs[self._rank]
         self._was_reset = states[0]["was_reset"]
+        # An earlier version did not say it: environments that reset themselves were left alone.
+        before = states[0].get(_BEGINS_AFRESH, not self._config.auto_reset)
+        if self._was_reset and self._config.begins_afresh and not before and self._rank == 0:
+            log.warning(
+                "the run was begun by a version in which episodes went on from one rollout to the "
+                "next; now every rollout begins with a reset, as `%s` compares whole episodes: it "
+                "goes on, and not as that version would have gone on",
+                self._config.algorithm.type,
+            )
 
     def close(self) -> None:
         """End the env processes."""

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from rlinf.workers import env
+from rlinf.workers.env import EnvWorker
+
 from .killing import finish, kill_and_resume
-from .support import assert_equal_runs, divided, metrics, write_recipe
+from .support import assert_equal_runs, divided, metrics, small_config, write_recipe
 from .test_equality import needs_two_cores
 from .test_resume import EMBODIED
 
@@ -101,3 +105,32 @@ def test_killed_and_resumed(tmp_path: Path) -> None:
 
     grouped = replace(EMBODIED, overrides=overrides)
     kill_and_resume(grouped, tmp_path, "local", kills=1, steps=8, victim="driver")
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own", "told"),
+    [("grpo", (), True), ("grpo", ("env.train.auto_reset=false",), False), ("ppo", (), False)],
+)
+def test_a_run_that_began_its_rollouts_otherwise_is_told_so(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    algorithm: str,
+    own: tuple[str, ...],
+    told: bool,
+) -> None:
+    monkeypatch.setattr(env.StageWorker, "__init__", lambda self: None)
+    monkeypatch.setattr(EnvWorker, "_rank", 0, raising=False)
+    monkeypatch.setattr(EnvWorker, "_world_size", 1, raising=False)
+    monkeypatch.setattr(env, "divided", lambda states, ranks: states)
+    given = () if algorithm == "ppo" else (*GRPO, *own)
+    worker = EnvWorker(small_config(tmp_path, *given), SimpleNamespace(trains=True))
+    worker._set_aside = {"seeds": 0}
+    state = {**worker.state(), "was_reset": True}
+    worker.load_state([state])
+    assert not caplog.records
+    del state["begins_afresh"]  # as an earlier version wrote it
+    worker.load_state([{**state, "was_reset": False}])  # before its first rollout
+    assert not caplog.records
+    worker.load_state([state])
+    assert caplog.text.count("now every rollout begins with a reset, as `grpo`") == told

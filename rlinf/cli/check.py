@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -70,9 +70,10 @@ def check_env(
     if len(names) == 1 and not installed:
         config = _env_config(names[0], settings, {})
 
-        from rlinf.envs.env_conformance import check_env as run_suite
+        from rlinf.envs.env_conformance import CHECKS, examine_env
 
-        _show(f"env {names[0]}", run_suite(config, num_envs))
+        found = examine_env(config, num_envs, _shown_one_by_one(f"env {names[0]}", list(CHECKS)))
+        _conclude(found.results)
     else:
         _check_envs(names, settings, num_envs)
 
@@ -89,18 +90,19 @@ def _env_config(name: str, settings: Sequence[str], options: Mapping[str, Any]) 
 def _check_envs(names: Sequence[str], settings: Sequence[str], num_envs: int | None) -> None:
     """Run the suites of several env types, then print what each came to; 1 where one failed."""
     from rlinf.envs.base import REGISTRY
-    from rlinf.envs.env_conformance import examine_env
+    from rlinf.envs.env_conformance import CHECKS, examine_env
 
     adapters = {name: REGISTRY.load(name) for name in names}  # an unknown name is refused first
     rows, sound = [], 0
     for name, adapter in adapters.items():
         try:
-            found = examine_env(_env_config(name, settings, adapter.example), num_envs)
+            config = _env_config(name, settings, adapter.example)
+            show = _shown_one_by_one(f"env {name}", list(CHECKS))
+            found = examine_env(config, num_envs, show)
         except (UserError, RunFailure) as error:
             rows.append((name, "not run", "", " ".join(str(error).split())))
             continue
         failed = [each.name for each in found.results if not each.passed]
-        _table(f"env {name}", found.results)
         say()
         passed = f"{len(found.results) - len(failed)} of {len(found.results)}"
         speed = "" if math.isnan(found.steps_per_second) else f"{found.steps_per_second:.0f}"
@@ -236,19 +238,31 @@ def _checked(
 
 def _show(title: str, results: Sequence[CheckResult]) -> None:
     """Print the outcome of every check; exit with 1 where one failed."""
-    _table(title, results)
+    show = _shown_one_by_one(title, [each.name for each in results])
+    for each in results:
+        show(each)
+    _conclude(results)
+
+
+def _conclude(results: Sequence[CheckResult]) -> None:
+    """Print how many checks passed; exit with 1 where one failed."""
     failed = [each.name for each in results if not each.passed]
     say(f"\n{len(results) - len(failed)} of {len(results)} checks passed")
     if failed:
         raise typer.Exit(1)
 
 
-def _table(title: str, results: Sequence[CheckResult]) -> None:
-    marks = []
+def _shown_one_by_one(title: str, names: Sequence[str]) -> Callable[[CheckResult], None]:
+    """Print the head of a table of these checks; what is returned prints a row of it."""
+    widths = (max(map(len, names), default=0), len("failed"), 0)
     told: set[str] = set()
-    for each in results:
+    show_table(title, ("check", "", ""), (), widths)
+
+    def show(each: CheckResult) -> None:
         first, *trace = each.detail.splitlines() or [""]
         detail = f"{first} (as above)" if trace and each.detail in told else each.detail
         told.add(each.detail)
-        marks.append((each.name, "ok" if each.passed else "failed", detail))
-    show_table(title, ("check", "", ""), marks)
+        row = (each.name, "ok" if each.passed else "failed", detail)
+        show_table("", ("", "", ""), [row], widths)
+
+    return show

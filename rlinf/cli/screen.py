@@ -20,11 +20,20 @@ def complain(text: str, *, label: str = "error") -> None:
     console.print(Text.assemble((f"{label}: ", "bold red"), text))
 
 
-def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Write a table to standard output, without a head where all columns are empty."""
+def show_table(
+    title: str,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[str]],
+    widths: Sequence[int] | None = None,
+) -> None:
+    """Write a table to standard output, without a head where all columns are empty.
+
+    ``widths``, of which 0 is any, are the least ones of the columns: tables of the same widths
+    continue each other.
+    """
     table = Table(box=None, pad_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
+    for column, width in zip(columns, widths or [0] * len(columns), strict=True):
+        table.add_column(column, overflow="fold", min_width=width or None)
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     console = Console(highlight=False)

@@ -6,7 +6,8 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,11 +45,16 @@ def check_env(config: EnvConfig, num_envs: int | None = None) -> list[CheckResul
     return examine_env(config, num_envs).results
 
 
-def examine_env(config: EnvConfig, num_envs: int | None = None) -> Examined:
+def examine_env(
+    config: EnvConfig,
+    num_envs: int | None = None,
+    show: Callable[[CheckResult], None] = lambda _: None,
+) -> Examined:
     """Run the conformance suite on the env of ``config``, with short episodes.
 
     Works for every adapter, also one of another package. Takes some seconds for a light simulator.
-    ``num_envs`` are open at once: by default 4, or 1 with ``one_at_a_time``.
+    ``num_envs`` are open at once: by default 4, or 1 with ``one_at_a_time``. Each outcome is given
+    to ``show`` as soon as it is there.
 
     Raises:
         ConfigError: The env cannot be built as configured.
@@ -56,7 +62,10 @@ def examine_env(config: EnvConfig, num_envs: int | None = None) -> Examined:
     """
     config.check()
     evidence = _Evidence(config, num_envs or (1 if config.one_at_a_time else _ENVS))
-    results = [outcome(name, check, evidence) for name, check in CHECKS.items()]
+    results = []
+    for name, check in CHECKS.items():
+        results.append(outcome(name, check, evidence))
+        show(results[-1])
     return Examined(results, evidence.steps_per_second)
 
 
@@ -76,13 +85,19 @@ class _Play:
 
 
 class _Evidence:
-    """Runs of the env that several checks look at; each happens when first asked for."""
+    """Runs of the env that several checks look at; each happens once, when first asked for."""
 
     def __init__(self, config: EnvConfig, num_envs: int) -> None:
         self._config, self.num_envs = config, num_envs
         self.group_size = num_envs if num_envs % 2 else 2
+        self._failures: dict[str, RunFailure] = {}
 
-    def _open(self, processes: int, **changes: Any) -> SupervisedVectorEnv:
+    @contextmanager
+    def _opened(self, run: str, processes: int, **changes: Any) -> Iterator[SupervisedVectorEnv]:
+        """The envs of one run. Its failure is kept: each check that looks at the run would else
+        wait for the next one, as long as a simulator may take that never starts."""
+        if run in self._failures:
+            raise self._failures[run]
         plain = {
             "max_episode_steps": _HORIZON,
             "auto_reset": True,
@@ -93,7 +108,12 @@ class _Evidence:
             "processes": processes,
         }
         config = self._config.model_copy(update={**plain, **changes})
-        return SupervisedVectorEnv(config, num_envs=self.num_envs, seed=_SEED)
+        try:
+            with SupervisedVectorEnv(config, num_envs=self.num_envs, seed=_SEED) as env:
+                yield env
+        except RunFailure as failure:
+            self._failures[run] = failure
+            raise
 
     @property
     def deterministic(self) -> bool:
@@ -127,7 +147,7 @@ class _Evidence:
 
     @cached_property
     def play(self) -> _Play:
-        with self._open(2) as env:
+        with self._opened("play", 2) as env:
             processes = [psutil.Process(number) for number in env.process_ids]
             first, actions = env.reset(), self.actions(env.env_spec)
             steps = [env.chunk_step(actions[0])]
@@ -146,7 +166,7 @@ class _Evidence:
     def replay(self) -> tuple[list[VectorStep], list[VectorStep], list[VectorStep]]:
         """The same in one process: from the start, from a saved state, after a kill."""
         actions, state = self.actions(self.play.spec), self.play.state
-        with self._open(1) as env:
+        with self._opened("replay", 1) as env:
             env.reset()
             steps = [env.chunk_step(chunk) for chunk in actions]
             env.load_state_dict(state)
@@ -161,17 +181,18 @@ class _Evidence:
     def group(self) -> tuple[Observations, list[VectorStep], Observations, list[VectorStep]]:
         """In groups, with fixed reset states and terminations ignored: an epoch, a reset, and the
         first chunk again, its actions one by one."""
+        deterministic = self.deterministic  # first: what cannot be played starts no second time
         changes = {
             "group_size": self.group_size,
             "use_fixed_reset_states": True,
             "ignore_terminations": True,
         }
-        with self._open(1, **changes) as env:
+        with self._opened("group", 1, **changes) as env:
             first = env.reset()
             actions = self.actions(env.env_spec)
             steps = [env.chunk_step(chunk) for chunk in actions]
             again = env.reset()
-            alone = np.split(actions[0], _CHUNK, axis=1) if self.deterministic else []
+            alone = np.split(actions[0], _CHUNK, axis=1) if deterministic else []
             return first, steps, again, [env.chunk_step(action) for action in alone]
 
     def actions(self, spec: EnvSpec) -> np.ndarray:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import pytest
 
+from rlinf.envs import env_conformance
 from rlinf.envs.config import EnvConfig
-from rlinf.envs.env_conformance import CHECKS, check_env
-from rlinf.errors import ConfigError
+from rlinf.envs.env_conformance import CHECKS, check_env, examine_env
+from rlinf.errors import ConfigError, RunFailure
 
 
 def failures(config: EnvConfig) -> dict[str, str]:
@@ -114,3 +117,20 @@ def test_an_env_is_checked_with_as_many_as_are_wanted(point):
         assert all(result.passed for result in results), results
         envs = "1 env " if count == 1 else "3 envs "
         assert f"in {envs}without a fault" in results[1].detail
+
+
+def test_a_simulator_that_cannot_start_is_started_once_and_each_check_is_told_at_once(
+    point, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+
+    def never_ready(*_: Any, **__: Any) -> NoReturn:
+        events.append("start")
+        raise RunFailure("an env process was not ready after 300 s")
+
+    monkeypatch.setattr(env_conformance, "SupervisedVectorEnv", never_ready)
+    found = examine_env(point(), show=lambda result: events.append(result.name))
+    assert events == ["start", *CHECKS]
+    assert {result.detail for result in found.results} == {
+        "an env process was not ready after 300 s"
+    }

@@ -154,6 +154,7 @@ class PointBatch(SimulatorBatch):
         self._position = np.zeros((num_envs, options.size), np.float32)
         self._steps = np.zeros(num_envs, int)
         self._bad = np.zeros(num_envs, bool)
+        self._leak: list[bytes] = []
 
     @classmethod
     def begins_together(cls, options: PointBatchOptions) -> bool:
@@ -194,6 +195,8 @@ class PointBatch(SimulatorBatch):
                 time.sleep(3600)
             if self.options.misbehaviour == "raise":
                 raise ValueError("the solver diverged")
+            if self.options.misbehaviour == "leak":
+                self._leak.append(b"x" * (64 << 20))
             if self.options.misbehaviour in ("nan", "reset"):
                 observations["states"][bad] = np.nan
             if self.options.misbehaviour == "shape":

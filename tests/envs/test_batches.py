@@ -10,6 +10,7 @@ import pytest
 from rlinf.envs.env_conformance import check_env
 from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
+from rlinf.errors import RunFailure
 
 ENVS, CHUNK = 6, 4
 
@@ -206,6 +207,15 @@ def test_a_batch_whose_simulator_raises_closes_its_episodes_and_goes_on(batch):
         assert_one_counts(step, FaultReason.EXCEPTION)
         assert all("the solver diverged" in fault.detail for fault in step.faults)
     assert any(step.valid.all() for step in steps)
+
+
+def test_a_batch_that_is_replaced_for_its_memory_counts_as_one_fault(batch):
+    """Its episodes cannot go on where they were, as those of single envs do."""
+    config = batch(
+        "leak", at_step=1, memory_limit_mb=200, max_fault_rate=0.0, max_episode_steps=CHUNK
+    )
+    with pytest.raises(RunFailure, match=r"^1 of the last \d+ episodes .*\(memory 1\)"):
+        play(config)
 
 
 def test_episodes_beside_a_row_whose_reset_fails_are_closed_with_it(batch):

@@ -105,12 +105,15 @@ class EvaluationResult(SpecifiedResult):
     outcomes: tuple[EpisodeOutcome, ...]
     """One per episode."""
     tasks: tuple[str, ...] = ()
-    """What the tasks are, in words; empty where the simulator says nothing, and where an episode is
-    a chain of them."""
+    """What the tasks are, in words; empty where the simulator says nothing, and where every episode
+    is a chain of them."""
     chain_length: int = 0
     """Tasks that follow each other in an episode, of whose return each is 1; 0: it is of one."""
     deterministic: bool = True
     """Whether the mode of the policy acted; else its actions were drawn."""
+    task_chains: tuple[int, ...] = ()
+    """Where simulators with chains are beside others: of each of the tasks the length of the chain
+    that its episodes are, 0 for none. Else empty."""
 
     @classmethod
     def of(
@@ -121,6 +124,7 @@ class EvaluationResult(SpecifiedResult):
         tasks: Iterable[str] = (),
         chain_length: int = 0,
         *,
+        task_chains: tuple[int, ...] = (),
         deterministic: bool = True,
     ) -> EvaluationResult:
         """Put the outcomes in the order of the specification; ValueError for others than its."""
@@ -132,10 +136,11 @@ class EvaluationResult(SpecifiedResult):
             done="played",
             by=", by id and seed",
         )
-        told = () if chain_length else tuple(tasks)
+        told = () if chain_length or (task_chains and all(task_chains)) else tuple(tasks)
         return cls(
-            spec.sha256, spec.success, checkpoint, ordered, told, chain_length, deterministic
-        )
+            spec.sha256, spec.success, checkpoint, ordered, told, chain_length, deterministic,
+            task_chains,
+        )  # fmt: skip
 
     @property
     def manner(self) -> str:
@@ -181,13 +186,16 @@ class EvaluationResult(SpecifiedResult):
 
     @property
     def by_task(self) -> dict[str, tuple[int, int]]:
-        """Successes and episodes of every task; 0 of 0 where the simulator finished none."""
-        found = dict.fromkeys(self.tasks, (0, 0))
+        """Successes and episodes of every task; 0 of 0 where the simulator finished none. Those of
+        chains are left out where there are others: such an episode is of none of its tasks."""
+        chains = self.task_chains or (0,) * len(self.tasks)
+        of_one = {n: task for n, task in enumerate(self.tasks) if not chains[n]}
+        found = dict.fromkeys(of_one.values(), (0, 0))
         measured = {outcome.task for outcome in self.outcomes if outcome.valid}
         for outcome, score in zip(self.outcomes, self.scores(), strict=True):
-            if self.tasks and outcome.task not in measured:
+            if self.tasks and (outcome.task not in measured or outcome.task not in of_one):
                 continue
-            task = self.tasks[outcome.task] if self.tasks else ""
+            task = of_one[outcome.task] if self.tasks else ""
             successes, episodes = found.get(task, (0, 0))
             found[task] = (successes + int(score), episodes + 1)
         return found
@@ -199,18 +207,38 @@ class EvaluationResult(SpecifiedResult):
         return math.fsum(rates) / len(rates)
 
     @property
+    def chains(self) -> dict[int, list[int]]:
+        """By the length of a chain of tasks: how many of them each of its episodes carried out, 0
+        where the simulator did not finish it. Empty where there are no chains."""
+        found: dict[int, list[int]] = {}
+        for each in self.outcomes:
+            whole = self.task_chains[each.task] if self.task_chains else self.chain_length
+            if whole:
+                found.setdefault(whole, []).append(round(each.episode_return) if each.valid else 0)
+        return dict(sorted(found.items()))
+
+    @property
     def reached(self) -> dict[int, int]:
         """Of chains of tasks: episodes by the length that they reached at least."""
-        lengths = [round(each.episode_return) for each in self.outcomes if each.valid]
+        carried_out = [length for lengths in self.chains.values() for length in lengths]
         return {
-            wanted: sum(length >= wanted for length in lengths)
-            for wanted in range(1, self.chain_length + 1)
+            wanted: sum(length >= wanted for length in carried_out)
+            for wanted in range(1, max(self.chains, default=0) + 1)
+        }
+
+    @property
+    def reached_shares(self) -> dict[int, float]:
+        """The same as shares of the episodes whose chains are so long."""
+        chains = self.chains
+        return {
+            wanted: reached / sum(len(each) for whole, each in chains.items() if whole >= wanted)
+            for wanted, reached in self.reached.items()
         }
 
     @property
     def mean_length(self) -> float:
-        """Of chains of tasks: how many of them are carried out, on average over all episodes."""
-        return sum(self.reached.values()) / self.n
+        """Of chains of tasks: how many of them are carried out, on average over their episodes."""
+        return sum(self.reached.values()) / sum(map(len, self.chains.values()))
 
     @property
     def mean_return(self) -> float:
@@ -246,24 +274,32 @@ class EvaluationResult(SpecifiedResult):
             + ("" if self.deterministic else f", {self.manner}")
         )
         lines = [whole, *(self._lines_of_tasks() if len(self.tasks) > 1 else ())]
-        for length, episodes in self.reached.items():
-            low, high = wilson_interval(episodes, self.n)
-            part = f"{episodes / self.n:.3f} ({low:.3f} to {high:.3f})"
-            lines.append(f"  {part}  reached {length} of {self.chain_length}")
-        if self.chain_length:
-            lines.append(f"  {self.mean_length:.3f}  mean length of {self.chain_length}")
+        lines += self._lines_of_chains()
         if self.n_invalid:
             lines.append(
                 f"  the simulator did not finish {self.n_invalid} of {self.n} episodes, which "
                 "count as no success"
             )
-        bare = not (self.successes or self.chain_length)
+        bare = not (self.successes or self.chains)
         if bare and self.n_invalid < self.n:  # a task may have no goal but its reward
             lines.append(f"  mean return {self.mean_return:.5g} ± {self.return_deviation:.3g}")
         return "\n".join(lines)
 
+    def _lines_of_chains(self) -> Iterator[str]:
+        """The share that reached each length with its interval, then the mean length."""
+        for whole, lengths in self.chains.items():
+            n = len(lengths)
+            among = f", n = {n}" if n < self.n else ""
+            for wanted in range(1, whole + 1):
+                reached = sum(length >= wanted for length in lengths)
+                low, high = wilson_interval(reached, n)
+                part = f"{reached / n:.3f} ({low:.3f} to {high:.3f}{among})"
+                yield f"  {part}  reached {wanted} of {whole}"
+            yield f"  {sum(lengths) / n:.3f}  mean length of {whole}"
+
     def _lines_of_tasks(self) -> Iterator[str]:
-        """Every task's rate with its interval, then their mean; a task without one is named."""
+        """Every task's rate with its interval, then the mean of several; a task without one is
+        named."""
         listed = Counter(self.tasks[outcome.task] for outcome in self.outcomes)
         for task, (won, played) in self.by_task.items():
             if played:
@@ -274,12 +310,11 @@ class EvaluationResult(SpecifiedResult):
             else:
                 yield f"  not played  {task}"
         missing = sum(not played for _, played in self.by_task.values())
-        mean = self.mean_over_tasks
-        yield (
-            f"  no mean over tasks: {missing} of {len(self.tasks)} were not played"
-            if missing
-            else f"  {mean:.3f}  mean over {len(self.tasks)} tasks"
-        )
+        count = len(self.by_task)
+        if missing:
+            yield f"  no mean over tasks: {missing} of {count} were not played"
+        elif count > 1:
+            yield f"  {self.mean_over_tasks:.3f}  mean over {count} tasks"
 
     def summary(self) -> dict[str, Any]:
         """Counts, the success rate with its interval, and the mean return."""
@@ -300,9 +335,5 @@ class EvaluationResult(SpecifiedResult):
                 for task, (won, played) in self.by_task.items()
             },
             "missing_tasks": [task for task, (_, played) in self.by_task.items() if not played],
-            **(
-                {"reached": self.reached, "mean_length": self.mean_length}
-                if self.chain_length
-                else {}
-            ),
+            **({"reached": self.reached, "mean_length": self.mean_length} if self.chains else {}),
         }

@@ -52,7 +52,8 @@ class EnvSpec:
     control_rate: float | None = None
     """Actions per second; None where it is not known."""
     chain_length: int = 0
-    """Tasks that follow each other within an episode; 0 where it is of one."""
+    """Tasks that follow each other within an episode; 0 where it is of one, and where simulators
+    differ in it, see ``task_chains``."""
     action_start: tuple[float, ...] = ()
     """[A]; what the environment itself calls the discrete actions of index 0. Empty: 0, as in specs
     that were written before there was this key."""
@@ -63,6 +64,9 @@ class EnvSpec:
     state_parts: tuple[tuple[str, int], ...] = ()
     """Name and size of each part of ``states``, in their order. Empty where nobody says, and in
     specs that were written before there was this key."""
+    task_chains: tuple[int, ...] = ()
+    """Where several simulators in one batch differ in their ``chain_length``: that of each task's.
+    Empty where they do not, and in specs that were written before there was this key."""
 
     @property
     def choices(self) -> tuple[int, ...] | None:
@@ -390,6 +394,8 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         for text in spec.task_descriptions
     ]
 
+    alike = len({spec.chain_length for spec in every}) == 1
+
     def limits(name: str, dimension: int) -> list[float]:
         return [getattr(s, name)[dimension] for s in every if dimension < s.action_dim]
 
@@ -404,10 +410,11 @@ def joined(specs: Mapping[str, EnvSpec]) -> EnvSpec:
         max_episode_steps=max(spec.max_episode_steps for spec in every),
         task_sections=tuple(number for number, _ in tasks),
         control_rate=wanted.control_rate if len({s.control_rate for s in every}) == 1 else None,
-        chain_length=wanted.chain_length if len({s.chain_length for s in every}) == 1 else 0,
+        chain_length=wanted.chain_length if alike else 0,
         action_start=wanted.action_start,
         state_parts=wanted.state_parts if len({s.state_parts for s in every}) == 1 else (),
         section_limits=tuple((s.action_low, s.action_high) for s in every if not wanted.choices),
+        task_chains=() if alike else tuple(every[number].chain_length for number, _ in tasks),
     )
 
 

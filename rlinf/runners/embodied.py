@@ -117,6 +117,8 @@ class Acting(PlayingTask[ActingT]):
         tasks = rollouts[0].tasks if rollouts else ()
         # An episode that is a chain of tasks is of none of them, though its record names the last.
         of_one = [] if rollouts and rollouts[0].chain_length else episodes
+        if rollouts and (chains := rollouts[0].task_chains):
+            of_one = [e for e in episodes if not chains[e.task]]
         for number, task in enumerate(tasks if len(tasks) > 1 else ()):
             if played := [e for e in of_one if e.task == number]:
                 metrics[f"env/success/{task}"] = float(np.mean([e.success_once for e in played]))

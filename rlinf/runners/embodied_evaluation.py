@@ -138,6 +138,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
             name,
             report.tasks,
             report.chain_length,
+            task_chains=report.task_chains,
             deterministic=self._config.evaluation.deterministic,
         )
 
@@ -152,10 +153,7 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
                 for task, (won, played) in by_task.items()
                 if played
             },
-            **{
-                f"eval/reached/{length}": episodes / result.n
-                for length, episodes in result.reached.items()
-            },
+            **{f"eval/reached/{length}": share for length, share in result.reached_shares.items()},
             "eval/success": result.success_rate,
             "eval/success_low": low,
             "eval/success_high": high,

@@ -47,6 +47,8 @@ class RolloutReport:
     tasks: tuple[str, ...] = ()
     chain_length: int = 0
     """See :attr:`EnvSpec.chain_length`."""
+    task_chains: tuple[int, ...] = ()
+    """See :attr:`EnvSpec.task_chains`."""
     task_resets: np.ndarray | None = None
     """Totals of the run, see :attr:`VectorEnv.task_resets`."""
 
@@ -177,7 +179,9 @@ class EnvWorker(StageWorker):
         """
         env, steps = self._training_env(), self._config.chunk_steps
         spec = env.env_spec
-        report = RolloutReport(tasks=spec.task_names, chain_length=spec.chain_length)
+        report = RolloutReport(
+            tasks=spec.task_names, chain_length=spec.chain_length, task_chains=spec.task_chains
+        )
         builders = [
             TrajectoryBuilder(
                 self._env_ids(env, stage),
@@ -230,12 +234,13 @@ class EnvWorker(StageWorker):
         """
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
-        tasks, rate = env.env_spec.task_names, env.env_spec.control_rate
+        spec, rate = env.env_spec, env.env_spec.control_rate
         report = EvaluationReport(
             frames=[[] for _ in filmed],
             frame_rate=None if rate is None else rate / self._config.model.num_action_chunks,
-            tasks=tasks,
-            chain_length=env.env_spec.chain_length,
+            tasks=spec.task_names,
+            chain_length=spec.chain_length,
+            task_chains=spec.task_chains,
         )
         times = [0] * self._stages
         for stage in range(self._stages):

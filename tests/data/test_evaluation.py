@@ -302,6 +302,33 @@ def test_chains_of_tasks_are_told_by_the_length_that_they_reached(tmp_path):
     assert EvaluationResult.load(tmp_path / "result.json") == result
 
 
+def test_chains_beside_other_tasks_are_told_by_their_length_and_the_others_by_task(tmp_path):
+    spec = a_spec(6)
+    played = [(0, 0.0), (1, 2.0), (2, 3.0), (3, 1.0), (3, 0.0), (1, 1.0)]  # task, return
+    outcomes = [
+        EpisodeOutcome(i, seed, earned == 3.0 or (task, earned) == (3, 1.0), False, earned, 9,
+                       valid=i < 5, task=task)
+        for (i, seed), (task, earned) in zip(spec.episodes, played, strict=True)
+    ]  # fmt: skip
+    texts = ("push", "pull", "lift", "reach", "open")
+    chains = (3, 3, 3, 0, 0)
+    result = EvaluationResult.of(spec, outcomes, "run@10", texts, task_chains=chains)
+    assert result.by_task == {"reach": (1, 2), "open": (0, 0)}
+    assert result.summary()["missing_tasks"] == ["open"]
+    assert result.reached_shares == {1: 0.5, 2: 0.5, 3: 0.25}
+    assert str(result).splitlines()[1:8] == [
+        "  0.500 (0.095 to 0.905, n = 2)  reach",
+        "  not played  open",
+        "  no mean over tasks: 1 of 2 were not played",
+        "  0.500 (0.150 to 0.850, n = 4)  reached 1 of 3",
+        "  0.500 (0.150 to 0.850, n = 4)  reached 2 of 3",
+        "  0.250 (0.046 to 0.699, n = 4)  reached 3 of 3",
+        "  1.250  mean length of 3",
+    ]
+    result.save(tmp_path / "result.json")
+    assert EvaluationResult.load(tmp_path / "result.json") == result
+
+
 def test_a_task_that_the_simulator_never_finished_is_missing_and_not_a_rate_of_zero():
     spec = a_spec(4)
     outcomes = [

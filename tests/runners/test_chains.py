@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from . import support
 from .support import metrics
 from .test_several_simulators import ONE
 
+TYPES = ("chains", "reach")
 CHAINS = """
 from dataclasses import dataclass
 
@@ -47,30 +49,60 @@ class Chains(SimulatorEnv):
         solved = bool(earned) and done
         self.task_id = min(self.task_id + 1, 2)
         return {"states": np.zeros(2, np.float32)}, earned, done, False, {"success": solved}
+
+
+class Reach(Chains):
+    task_descriptions = ("reach",)
+    chain_length = 0
+
+    def step(self, action):
+        return {"states": np.zeros(2, np.float32)}, 1.0, True, False, {"success": True}
 """
 
 
-def test_chains_are_told_by_length_in_evaluations_and_by_no_task_in_training(
+@pytest.fixture
+def train(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+) -> Callable[[str], tuple[list[str], set[str]]]:
+    """Train and evaluate in the envs of a section; the lines shown, and the names of metrics."""
     (tmp_path / "outside_chains.py").write_text(CHAINS)
-    points = {"rlinf.envs": {"chains": "outside_chains:Chains"}}
+    points = {"rlinf.envs": {n: f"outside_chains:{n.title()}" for n in TYPES}}
     write_entry_points(tmp_path, "outside-chains", points)
     monkeypatch.syspath_prepend(str(tmp_path))
-    section = "\n  train: {type: chains, max_episode_steps: 9, processes: 1}\n"
-    recipe = tmp_path / "chains.yaml"
-    recipe.write_text(support.SMALL.replace(ONE, section))
-    run = tmp_path / "run"
-    given = ["evaluation.walk=true", "evaluation.episodes=8", "evaluation.num_envs=4"]
-    assert main(["train", str(recipe), *given, "--run-dir", str(run)]) == 0
-    shown = capsys.readouterr().out
+
+    def run(section: str) -> tuple[list[str], set[str]]:
+        recipe = tmp_path / "chains.yaml"
+        recipe.write_text(support.SMALL.replace(ONE, f"\n  train: {section}\n"))
+        given = ["evaluation.walk=true", "evaluation.episodes=8", "evaluation.num_envs=4"]
+        assert main(["train", str(recipe), *given, "--run-dir", str(tmp_path / "run")]) == 0
+        names = {name for line in metrics(tmp_path / "run") for name in line}
+        return capsys.readouterr().out.splitlines(), names
+
+    return run
+
+
+def test_chains_are_told_by_length_in_evaluations_and_by_no_task_in_training(train) -> None:
+    shown, names = train("{type: chains, max_episode_steps: 9, processes: 1}")
     for share, length in (("0.750", 1), ("0.500", 2), ("0.250", 3)):
         assert any(
             line.startswith(f"  {share} (") and line.endswith(f"reached {length} of 3")
-            for line in shown.splitlines()
+            for line in shown
         ), shown
     assert "  1.500  mean length of 3" in shown
-    lines = metrics(run)
-    names = {name for line in lines for name in line}
     assert {"env/return", "eval/reached/1", "eval/reached/3"} <= names
+    assert not [name for name in names if name.endswith(("/push", "/pull", "/lift"))]
+
+
+def test_chains_beside_another_simulator_are_told_so_and_its_episodes_by_task(train) -> None:
+    chains, reach = (f"{{type: {n}, max_episode_steps: 9, processes: 1}}" for n in TYPES)
+    shown, names = train(f"[{chains}, {reach}]")
+    lengths = [line for line in shown if " of 3" in line]
+    assert [line.split("  ")[-1] for line in lengths[-4:]] == [
+        "reached 1 of 3", "reached 2 of 3", "reached 3 of 3", "mean length of 3",
+    ]  # fmt: skip
+    assert ", n = 4)  reached" in lengths[-2]
+    assert any(line.startswith("  1.000 (") and line.endswith("reach") for line in shown)
+    assert not any("not played" in line for line in shown)
+    told = {"env/success/reach", "env/return/reach", "eval/success/reach", "eval/reached/3"}
+    assert told <= names
     assert not [name for name in names if name.endswith(("/push", "/pull", "/lift"))]

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 import gymnasium
 import numpy as np
-from gymnasium import spaces
+from gymnasium import spaces, wrappers
 
 from rlinf.config.nearest import nearest_names
 from rlinf.envs.base import (
@@ -269,6 +269,37 @@ class GymnasiumEnv(SimulatorEnv):
             )
         return frame
 
+    @property
+    def simulation(self) -> Any:
+        """The environment on MuJoCo whose simulation is all that changes between two resets beside
+        what is counted here; None where there is none, or who knows what else."""
+        return self._env.unwrapped if _is_mujoco_task(self._env) else None
+
+    def get_state(self) -> dict[str, Any] | None:
+        """Of a :attr:`simulation`, with what was counted."""
+        task, limit = self.simulation, _time_limit(self._env)
+        if task is None:
+            return None
+        from rlinf.envs.mujoco.state import simulation_state
+
+        return {
+            "simulation": simulation_state(task.model, task.data),
+            "return": self._return,
+            "seen": {str(name): True for name in self._seen},
+            "steps": None if limit is None else limit._elapsed_steps,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        from rlinf.envs.mujoco.state import continue_simulation
+
+        task, limit = self.simulation, _time_limit(self._env)
+        continue_simulation(task.model, task.data, state["simulation"])
+        self._return, self._seen = state["return"], set(state["seen"])
+        self._acted = bool(self._seen)
+        if limit is not None:
+            limit._elapsed_steps = state["steps"]
+
     def close(self) -> None:
         """Close the environment."""
         self._env.close()
@@ -336,6 +367,28 @@ def _made(options: GymnasiumOptions) -> Any:
         if "'render_mode'" not in str(error).splitlines()[0]:
             raise
     return gymnasium.make(options.id, **given)
+
+
+def _wrappers(env: Any) -> Iterator[Any]:
+    """From the outermost on."""
+    while isinstance(env, gymnasium.Wrapper):
+        yield env
+        env = env.env
+
+
+def _time_limit(env: Any) -> Any:
+    """The wrapper that counts the steps of an episode; None where there is none."""
+    return next((each for each in _wrappers(env) if type(each) is wrappers.TimeLimit), None)
+
+
+def _is_mujoco_task(env: Any) -> bool:
+    """Whether it is one of gymnasium's own on MuJoCo, in no wrapper but those of `make`."""
+    known = (wrappers.OrderEnforcing, wrappers.PassiveEnvChecker, wrappers.TimeLimit)
+    return (
+        type(env.unwrapped).__module__.startswith("gymnasium.envs.mujoco.")
+        and type(env.unwrapped.data).__module__.startswith("mujoco.")  # not the older bindings
+        and all(type(each) in known for each in _wrappers(env))
+    )
 
 
 def _missing_arguments(error: TypeError) -> str:

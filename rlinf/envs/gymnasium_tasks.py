@@ -197,6 +197,14 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
         """Fetch and HandReach write nothing but where a picture shows the goal, before drawing."""
         return task.startswith(("Fetch", "HandReach"))
 
+    @property
+    def simulation(self) -> Any:
+        """That of the task; of a maze that of who walks in it. Goals are those of the reset."""
+        inner: Any = self._env.unwrapped
+        for name in ("point_env", "ant_env"):
+            inner = getattr(inner, name, inner).unwrapped
+        return inner
+
 
 @dataclass(frozen=True)
 class PushTOptions(TaskOptions):

@@ -9,8 +9,24 @@ from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import VectorStep
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import CheckpointError
+from tests.packages import require_simulator
 
 METAWORLD = ["reach-v3", "door-close-v3", "basketball-v3", "push-v3"]
+MUJOCO = [
+    f"{name}-v5"
+    for name in (
+        "Ant", "HalfCheetah", "Hopper", "Humanoid", "HumanoidStandup", "InvertedDoublePendulum",
+        "InvertedPendulum", "Pusher", "Swimmer", "Walker2d",
+    )
+]  # fmt: skip
+DM_CONTROL = [
+    "cartpole-swingup", "dog-fetch", "finger-turn_hard", "fish-swim", "humanoid-run",
+    "manipulator-insert_peg", "quadruped-escape", "stacker-stack_4", "walker-walk",
+]  # fmt: skip
+ROBOTICS = [
+    "FetchPickAndPlace-v4", "HandReach-v3", "AdroitHandDoor-v1", "AdroitHandHammer-v1",
+    "AdroitHandPen-v1", "AdroitHandRelocate-v1", "PointMaze_Medium-v3", "AntMaze_Medium-v5",
+]  # fmt: skip
 
 
 def plain(value) -> bool:
@@ -88,6 +104,39 @@ def test_metaworld_by_the_state_of_the_simulator(task):
     assert state["simulator"]["size"].all()
     goals = state["observation"]["states"][:, -3:]
     assert goals.any() != hidden
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["Reacher-v5", *(pytest.param(name, marks=pytest.mark.slow) for name in MUJOCO)],
+)
+def test_tasks_of_gymnasium_on_mujoco_by_the_state_of_the_simulator(name: str) -> None:
+    """The limit of Reacher is gymnasium's own."""
+    options = {"id": name, "success_return": -4.0}
+    config = EnvConfig(type="gymnasium", options=options, max_episode_steps=60, processes=2)
+    state = resume_equals_going_on(config, chunk=8)
+    assert state["simulator"]["size"].all()
+
+
+def test_what_a_wrapper_keeps_is_replayed() -> None:
+    options = {"id": "tests.runners.odd_envs:Remembers-v0"}
+    config = EnvConfig(type="gymnasium", options=options, max_episode_steps=25, processes=2)
+    assert not resume_equals_going_on(config, chunk=4)["simulator"]["size"].any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "task"),
+    [
+        *(("dm_control", task) for task in DM_CONTROL),
+        *(("gymnasium_robotics", task) for task in ROBOTICS),
+    ],
+)
+def test_tasks_on_mujoco_by_the_state_of_the_simulator(name: str, task: str) -> None:
+    require_simulator(name)
+    config = EnvConfig(type=name, options={"task": task}, max_episode_steps=60, processes=2)
+    state = resume_equals_going_on(config, chunk=8)
+    assert state["simulator"]["size"].all()
 
 
 @pytest.mark.parametrize(("name", "stages"), [("CartPole-v1", 1), ("Pendulum-v1", 2)])

@@ -154,3 +154,12 @@ class Strolls(gymnasium.Env):
 for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls, Narrow, TakenOver):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
 gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)
+
+
+def remembers(render_mode=None):
+    """One of gymnasium's own on MuJoCo, in a wrapper that keeps what was seen before."""
+    reacher = gymnasium.make("Reacher-v5", render_mode=render_mode)
+    return gymnasium.wrappers.FrameStackObservation(reacher, 2)
+
+
+gymnasium.register("Remembers-v0", entry_point=remembers)

@@ -191,6 +191,24 @@ class DmControlEnv(SimulatorEnv):
         """Return a picture, uint8 [256, 256, 3]."""
         return self._picture(256)
 
+    def get_state(self) -> dict[str, Any] | None:
+        """Of a task of the suite the simulation: its own attributes are those of its reset. Those
+        of the arm keep what they observed, and are replayed."""
+        if self.options.task in MANIPULATION:
+            return None
+        from rlinf.envs.mujoco.state import simulation_state
+
+        physics = self._env.physics
+        return simulation_state(physics.model.ptr, physics.data.ptr)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        from rlinf.envs.mujoco.state import continue_simulation
+
+        physics = self._env.physics
+        continue_simulation(physics.model.ptr, physics.data.ptr, state)
+        self._seen = self._env.task.get_observation(physics)
+
     def close(self) -> None:
         """Free model and graphics."""
         self._forget_picture()

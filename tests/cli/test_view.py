@@ -219,11 +219,15 @@ def test_what_a_run_does_ahead_is_predicted_to_overlap(
     monkeypatch.setenv("RLINF_OVERSUBSCRIBE_CPU_SLOTS", "1")
     apart = ("rollout: '1'\n    actor: 0-1", "rollout: '0'\n    actor: '1'")
     found = {}
+    text = (run / "config.yaml").read_text()
+    # What is asked of PPO alone.
+    own = ("importance_sampling", "proximal:")
+    kept = [(f"{line}\n", "") for line in text.splitlines() if line.strip().startswith(own)]
     for staleness in (0, 1):
         directory = tmp_path / str(staleness)
         directory.mkdir()
         ahead = ("max_staleness: 0", f"max_staleness: {staleness}")
-        other = copied(run, directory, apart, ahead, ("type: ppo", "type: decoupled_ppo"))
+        other = copied(run, directory, apart, ahead, ("type: ppo", "type: decoupled_ppo"), *kept)
         write_profile(other)
         report = run_report(other)
         assert report.predicted is not None

@@ -576,7 +576,22 @@ def test_a_cluster_outlives_the_thread_that_started_it():
     assert script.wait() == 0, errors
 
 
-def test_a_second_interrupt_leaves_no_files(monkeypatch):
+@pytest.fixture
+def interruptible():
+    """A shell starts what is not in its foreground with Ctrl-C ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.fixture
+def interrupt_soon(interruptible):
+    """As Ctrl-C does, while the main thread waits."""
+    main = threading.main_thread().ident
+    return lambda: threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
+
+
+def test_a_second_interrupt_leaves_no_files(monkeypatch, interruptible):
     """It ends the wait for workers; a third one comes while the files are removed."""
     monkeypatch.setattr("rlinf.scheduler.cluster.set_process", lambda process: None)
     from rlinf.scheduler.runtime.ray import RayRuntime
@@ -1032,16 +1047,6 @@ def test_what_comes_after_a_wait_that_was_in_vain_is_for_the_next_one(launch, im
         channel.put(item)
     assert [channel.get(), channel.get()] == ["first", "second"]
     channel.close()
-
-
-@pytest.fixture
-def interrupt_soon():
-    """As Ctrl-C does, while the main thread waits; a shell starts what is not in its foreground
-    with such signals ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    main = threading.main_thread().ident
-    yield lambda: threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGINT)).start()
-    signal.signal(signal.SIGINT, before)
 
 
 def test_what_comes_after_an_interrupt_is_for_the_next_wait(cluster, interrupt_soon):

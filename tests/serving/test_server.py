@@ -621,6 +621,7 @@ def test_new_weights_come_between_two_batches(policy: Policy) -> None:
     slow: Any = Slow(small_policy())
     slow.state_dict, slow.load_state_dict = slow.policy.state_dict, slow.policy.load_state_dict
     slow.named_parameters, slow.base = slow.policy.named_parameters, None
+    slow.refuse_unknown_tensors = slow.policy.refuse_unknown_tensors
     with (
         serving(slow, newest=newest, follow=0.02) as running,
         ThreadPoolExecutor(4) as pool,

@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Dict, Tuple  # noqa: UP035 - the env side runs under 3.8 as well
 
-import mujoco
 import numpy as np
-
-_PHYSICS = mujoco.mjtState.mjSTATE_INTEGRATION
 
 State = Dict[str, np.ndarray]  # noqa: UP006
 
@@ -19,14 +16,19 @@ def simulation_state(model: Any, data: Any) -> State:
     These are not those of the physics: a step computes them and then moves on, and tasks read the
     position of a body, or a force on it, as the last step left it.
     """
-    physics = np.empty(mujoco.mj_stateSize(model, _PHYSICS))
-    mujoco.mj_getState(model, data, physics, _PHYSICS)
+    import mujoco
+
+    kind = mujoco.mjtState.mjSTATE_INTEGRATION
+    physics = np.empty(mujoco.mj_stateSize(model, kind))
+    mujoco.mj_getState(model, data, physics, kind)
     return {"physics": physics, **{name: array.copy() for name, array in _arrays(model, data)}}
 
 
 def continue_simulation(model: Any, data: Any, state: State) -> None:
     """Go on from what :func:`simulation_state` returned of a simulation of the same model."""
-    mujoco.mj_setState(model, data, state["physics"], _PHYSICS)
+    import mujoco
+
+    mujoco.mj_setState(model, data, state["physics"], mujoco.mjtState.mjSTATE_INTEGRATION)
     mujoco.mj_forward(model, data)  # contacts and constraints, whose number varies
     for name, array in _arrays(model, data):
         array[...] = state[name]
@@ -34,6 +36,8 @@ def continue_simulation(model: Any, data: Any, state: State) -> None:
 
 def _arrays(model: Any, data: Any) -> Iterator[Tuple[str, np.ndarray]]:  # noqa: UP006
     """The arrays of fixed size by name; those of contacts and constraints are empty at first."""
+    import mujoco
+
     fresh = mujoco.MjData(model)
     for name in dir(fresh):
         first = getattr(fresh, name)

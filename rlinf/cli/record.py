@@ -104,7 +104,7 @@ def _played(source: str, overrides: list[str] | None, seed: int) -> tuple[Any, A
     from rlinf.config.validate import check
 
     if is_recipe(source, runs_first=False):
-        task, loaded, config = read_config(source, overrides or [])
+        task, loaded, config = read_config(source, overrides or [], evaluated=True)
         _require_simulator(task.config_class, source)
         check(config, loaded, section="env")  # what it learns from may not be there yet
         return config, None, "expert"

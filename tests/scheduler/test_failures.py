@@ -550,6 +550,7 @@ REFUSED = """
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_that_is_refused_leaves_nothing_behind(tmp_path):
     script = Warm(["-c", textwrap.dedent(REFUSED), str(tmp_path / "trace.jsonl")])
     _, errors = script.communicate(timeout=120)

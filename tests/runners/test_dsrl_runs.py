@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from rlinf.checkpoint.contents import load_checkpoint
 from rlinf.cli.main import main
@@ -71,7 +72,9 @@ def test_noise_is_remembered_and_what_chooses_it_left_behind(run: Path) -> None:
     assert [line.get("actor/optimizer_steps", 0.0) for line in lines] == [0.0, 2.0, 2.0]
     assert all(name.startswith("steering.") for name in weights(run))
     tree = load_checkpoint(run / "checkpoints" / "latest").tree["workers"]
-    remembered = tree["replay"]["rows"]["inputs.raw_actions"]
+    # 24 transitions in a ring of 20: the newest are behind its begin.
+    kept = [tree["replay"][part]["inputs.raw_actions"] for part in ("rows", "newer")]
+    remembered = torch.cat(kept)
     assert remembered.shape == (20, 1, 2)
     assert float(remembered.abs().max()) <= 1.0
     master = tree["actor"]["trainer"]["modules"]["policy"]["master"]

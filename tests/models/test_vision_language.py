@@ -143,7 +143,7 @@ def test_equal_tokens_with_another_picture_are_another_prompt(tiny):
     answers = engine_of(tiny).generate(requests([first, other, first], greedy=True, temperature=1))
     logged = [answer.completion.log_probs for answer in answers]
     assert np.abs(logged[0] - logged[1]).max() > 1e-3
-    assert (logged[0] == logged[2]).all()
+    assert np.abs(logged[0] - logged[2]).max() < TOLERANCE
     pairs = [(p, answers[0].completion.tokens) for p in (first, other, first)]
     scores = scorer_of(tiny, packing=True)(batch_of(pairs)).log_probs
     assert (scores[0] - tiny.said(first, pairs[0][1])).abs().max() < TOLERANCE

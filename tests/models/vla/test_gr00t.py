@@ -62,6 +62,9 @@ SETTINGS: dict[str, Any] = {
                      "image_token_index": 263},
 }  # fmt: skip
 OWN = {"embodiment": "libero_franka", "embodiment_id": 2}
+# What processors make of the waves of a time bucket: the exponential behind a frequency differs by
+# its last bit, a thousandfold in the angle of bucket 1000, and that is up to 6e-5 in a loss of 5.7.
+WAVES = 1e-4
 ADDED = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", PICTURE, "<img>", "</img>")
 
 
@@ -177,13 +180,13 @@ def test_loss_and_actions_are_those_of_the_original(
     x = (1 - time) * io["noise"] + time * io["actions"]
     velocity, _ = network.denoise(prefix, io["state"], x, io["time"], embodiment)
     loss = functional.mse_loss(velocity, io["actions"] - io["noise"])
-    torch.testing.assert_close(loss, io[f"loss_{embodiment}"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(loss, io[f"loss_{embodiment}"], atol=WAVES, rtol=0)
 
     x = io["noise"]
     for step in range(4):
         at = torch.full((len(x),), step / 4)
         x = x + network.denoise(prefix, io["state"], x, at, embodiment)[0] / 4
-    torch.testing.assert_close(x, io[f"sampled_{embodiment}"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(x, io[f"sampled_{embodiment}"], atol=WAVES, rtol=0)
     assert (io["sampled_0"] - io["sampled_2"]).abs().mean() > 0.3
 
 
@@ -194,7 +197,7 @@ def test_the_policy_samples_as_the_original(original: GR00TPolicy, io: dict[str,
         prefix = looked_over(original.network, io)
         for step in range(4):
             x = original._plain_step(original._predicted(prefix, states, x, step), x, step)
-    torch.testing.assert_close(x, io["sampled_2"], atol=1e-5, rtol=0)
+    torch.testing.assert_close(x, io["sampled_2"], atol=WAVES, rtol=0)
 
 
 @torch.no_grad()

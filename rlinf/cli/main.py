@@ -5,11 +5,12 @@ Exit codes: 0 done, 1 the run failed, 2 the user can correct it, 130 interrupted
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from io import TextIOWrapper
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -80,6 +81,12 @@ def _options(
         register_extensions(again=False)  # what it adds may stand in the recipe
 
 
+@functools.cache
+def _command() -> Callable[..., Any]:
+    """The tree of commands; it is made once however many of them a program runs."""
+    return typer.main.get_command(app)
+
+
 def _at_home(argument: str) -> str:
     """An option whose path begins at home: shells expand `~` at the start of a word alone."""
     option, equals, value = argument.partition("=")
@@ -97,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with lasting("stderr"):
         try:
             given = sys.argv[1:] if arguments is None else arguments
-            app(args=[_at_home(each) for each in given])
+            _command()(args=[_at_home(each) for each in given])
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else 0
         except KeyboardInterrupt:

@@ -174,7 +174,8 @@ class _Layers:
             if OmegaConf.is_config(old) and OmegaConf.is_list(old) != isinstance(value, list):
                 OmegaConf.update(self.config, key, None)  # a list and a section do not merge
         try:
-            self.config = OmegaConf.merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
+            # Not by a copy of all layers so far, which nobody else has.
+            self.config = OmegaConf.unsafe_merge(self.config, OmegaConf.create(dict(data)))  # type: ignore[assignment]
         except OmegaConfBaseException as error:
             raise ConfigError(f"{where}: {_first_line(error)}") from error
         for key, value in _flatten(data):

@@ -4,6 +4,8 @@ Env processes use this too, under other interpreters: it imports the standard li
 
 from __future__ import annotations
 
+import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -63,6 +65,18 @@ def load_component(reference: str, base: Any, made: Callable[..., Any]) -> Any:
     return found
 
 
+@functools.lru_cache(maxsize=64)
+def _entry_points(group: str, path: tuple[str, ...]) -> Iterable[EntryPoint]:
+    """Entry points of a group of what is installed on the ``path``, which is sys.path; to read them
+    opens a file of every package. Before Python 3.10 they come by group, and cannot be asked."""
+    try:
+        return entry_points(group=group)
+    except TypeError:
+        by_group: Any = entry_points()
+        found: Iterable[EntryPoint] = by_group.get(group, ())
+        return found
+
+
 @dataclass(frozen=True)
 class Registry(Generic[T]):
     """The components of one kind; a class is imported when it is asked for by name."""
@@ -87,13 +101,7 @@ class Registry(Generic[T]):
         raise ConfigError(f"unknown {self.kind} `{name}`; {did_you_mean(name, self.names())}")
 
     def _points(self) -> Iterable[EntryPoint]:
-        """Entry points of the group; before Python 3.10 they come by group, and cannot be asked."""
-        try:
-            return entry_points(group=self.group)
-        except TypeError:
-            by_group: Any = entry_points()
-            found: Iterable[EntryPoint] = by_group.get(self.group, ())
-            return found
+        return _entry_points(self.group, tuple(sys.path))
 
     def usable(self) -> Iterator[tuple[str, type[T] | ConfigError]]:
         """Yield every name with its class, or with why it cannot be used, in one line."""

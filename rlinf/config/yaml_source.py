@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing
-from typing import Any
+from contextlib import closing, suppress
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -20,18 +20,24 @@ _TAG = "tag:yaml.org,2002:"
 _NO_NAMES = {f"{_TAG}bool": "true or false", f"{_TAG}null": "null", f"{_TAG}float": "a number"}
 """Kinds of scalars that are no name of a key."""
 _Pair = tuple[yaml.Node, yaml.Node]
+_NESTING, _DEEPEST = ("[", "{", "- ", "? ", "-\t", "?\t", "-\n", "?\n"), 2000
+"""What opens a level, and may stand behind another one in a line; so many levels at most."""
 _Written = Callable[[yaml.MappingNode], list[_Pair]]
 _Resolvers = dict[str, list[tuple[str, re.Pattern[str]]]]
 
 
-class _RecipeLoader(yaml.SafeLoader):
+if TYPE_CHECKING:
+    _Base = yaml.SafeLoader
+else:
+    _Base = object
+
+
+class _Recipe(_Base):
     """PyYAML with the scalars of YAML 1.2.
 
     PyYAML reads ``0:30`` as a number to base 60, ``on`` as true, ``010`` as octal and ``1e-3`` as
     text. The first would silently change a placement, the last a learning rate.
     """
-
-    yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
 
     def __init__(self, stream: str) -> None:
         super().__init__(stream)
@@ -54,7 +60,7 @@ class _RecipeLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """``{type:math}`` is to YAML one key without a value: name what is missing."""
         for pair in node.value:
-            plain = all(isinstance(part, yaml.ScalarNode) and part.style is None for part in pair)
+            plain = all(isinstance(part, yaml.ScalarNode) and not part.style for part in pair)
             key, value = pair
             if isinstance(key, yaml.ScalarNode) and key.tag in _NO_NAMES:
                 raise yaml.constructor.ConstructorError(
@@ -73,6 +79,20 @@ class _RecipeLoader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+class _RecipeLoader(_Recipe, yaml.SafeLoader):
+    yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
+
+
+class _FastLoader(_Recipe, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Reads ten times as fast by libyaml, where PyYAML was built with it.
+
+    What it cannot read is for :class:`_RecipeLoader` to say in the words of PyYAML; nor is what is
+    nested so deep that libyaml, which counts no levels, would leave its stack.
+    """
+
+    yaml_implicit_resolvers: _Resolvers = {}  # noqa: RUF012
+
+
 _FLOAT = (
     r"^[-+]?(?:(?:\.[0-9]+|[0-9][0-9_]*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|\.(?:inf|Inf|INF))$"
     r"|^\.(?:nan|NaN|NAN)$"
@@ -84,9 +104,10 @@ for _kind, _pattern, _first in (
     ("float", _FLOAT, list("-+.0123456789")),
     ("merge", r"^<<$", ["<"]),
 ):
-    _tag = f"{_TAG}{_kind}"
-    _RecipeLoader.add_implicit_resolver(_tag, re.compile(_pattern), _first)
-_RecipeLoader.add_constructor(f"{_TAG}int", lambda _, node: int(node.value.replace("_", "")))
+    for _loader in (_RecipeLoader, _FastLoader):
+        _loader.add_implicit_resolver(f"{_TAG}{_kind}", re.compile(_pattern), _first)
+for _loader in (_RecipeLoader, _FastLoader):
+    _loader.add_constructor(f"{_TAG}int", lambda _, node: int(node.value.replace("_", "")))
 
 
 class _RecipeDumper(yaml.SafeDumper):
@@ -95,46 +116,68 @@ class _RecipeDumper(yaml.SafeDumper):
     yaml_implicit_resolvers = _RecipeLoader.yaml_implicit_resolvers
 
 
+class _FastDumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes the same, but escapes what lies behind the first 65,536 characters of Unicode."""
+
+    yaml_implicit_resolvers = _RecipeLoader.yaml_implicit_resolvers
+
+
 def read_yaml(text: str, where: str) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the mapping that ``text`` holds, no key twice, and the line of every dotted key."""
     try:
-        with closing(_RecipeLoader(text)) as loader:
-            node = loader.get_single_node()
-            if node is None:
-                return {}, {}
-            if not isinstance(node, yaml.MappingNode):
-                raise ConfigError(f"{where}: its top must be a mapping (key: value)")
-            data = loader.construct_document(node)
-            lines: dict[str, int] = {}
-            _note_lines(node, "", where, lines, loader.written)
-            return data, lines
+        node, data, written = _read(text)
     except _UNREADABLE as error:
         raise ConfigError(f"{where}: not readable as YAML: {_one_line(error)}") from error
+    if node is None:
+        return {}, {}
+    if not isinstance(node, yaml.MappingNode):
+        raise ConfigError(f"{where}: its top must be a mapping (key: value)")
+    lines: dict[str, int] = {}
+    _note_lines(node, "", where, lines, written)
+    return data, lines
 
 
 def read_value(text: str, where: str) -> Any:
     """Return the value that ``text`` stands for in a recipe: number, text, list, null, …; no key
     twice."""
     try:
-        with closing(_RecipeLoader(text)) as loader:
-            node = loader.get_single_node()
-            if node is None:
-                return None
-            value = loader.construct_document(node)
-            _refuse_twice(node, where, loader.written)
-            return value
+        node, value, written = _read(text)
     except _UNREADABLE as error:
         raise ConfigError(
             f"{where}: {text!r} is not a YAML value: {_one_line(error)}. "
             "Text with special characters needs quotes, inside those of the shell."
         ) from error
+    if node is not None:
+        _refuse_twice(node, where, written)
+    return value
+
+
+def _read(text: str) -> tuple[yaml.Node | None, Any, _Written]:
+    """The node of a document, None where it is empty; what it stands for; and what is written."""
+    if sum(map(text.count, _NESTING)) < _DEEPEST:
+        with suppress(*_UNREADABLE):
+            return _read_by(_FastLoader, text)
+    return _read_by(_RecipeLoader, text)
+
+
+def _read_by(loader_class: type[Any], text: str) -> tuple[yaml.Node | None, Any, _Written]:
+    with closing(loader_class(text)) as loader:
+        node = loader.get_single_node()
+        value = None if node is None else loader.construct_document(node)
+        return node, value, loader.written
 
 
 def write_yaml(data: Any) -> str:
     """Return ``data`` as YAML that :func:`read_yaml` reads back equal, keys in their order."""
-    return yaml.dump(
-        data, Dumper=_RecipeDumper, sort_keys=False, allow_unicode=True, default_flow_style=False
+    text = _written_by(_FastDumper, data)
+    return _written_by(_RecipeDumper, data) if r"\U" in text else text
+
+
+def _written_by(dumper: type[Any], data: Any) -> str:
+    text: str = yaml.dump(
+        data, Dumper=dumper, sort_keys=False, allow_unicode=True, default_flow_style=False
     )
+    return text
 
 
 def _refuse_twice(node: yaml.Node, where: str, written: _Written) -> None:

@@ -10,7 +10,7 @@ import re
 import shutil
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any, Self
@@ -370,8 +370,8 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
                 hint = f"to drop those of another simulator: {drop}; {hint}"
             raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
-        options = pydantic.TypeAdapter(options_class).validate_json(
-            pydantic.TypeAdapter(dict[str, Any]).dump_json(values), strict=True
+        options = _form_of(options_class).validate_json(  # type: ignore[arg-type]
+            _form_of(dict[str, Any]).dump_json(values), strict=True
         )
     except pydantic.ValidationError as error:
         first = error.errors()[0]
@@ -389,6 +389,12 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
     for problem in idle_keys(options, at="options."):
         raise problem
     return options
+
+
+@cache
+def _form_of(kind: Any) -> pydantic.TypeAdapter[Any]:
+    """What reads and writes values of a type; to make one takes longer than to read by it."""
+    return pydantic.TypeAdapter(kind)
 
 
 def _names(options_class: type[Any]) -> list[str]:

@@ -107,7 +107,7 @@ def test_a_failure_shows_its_end_and_logs_the_whole(
         reporting.log = tmp_path / "run.log"
         deep(5)
 
-    monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(main_module, "_command", lambda: fail)
     code, _, err = run(capsys, "anything")
     assert code == 1
     assert "the run failed: the first failure" in err
@@ -178,7 +178,7 @@ def test_of_a_long_message_the_screen_shows_the_beginning_and_the_end(
 def test_an_exception_that_nobody_foresaw_shows_the_end_of_its_trace(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(main_module, "app", functools.partial(json.loads, [1]))
+    monkeypatch.setattr(main_module, "_command", lambda: functools.partial(json.loads, [1]))
     code, _, err = run(capsys, "anything")
     assert code == 1
     assert "the run failed; the trace ends in" in err
@@ -247,7 +247,7 @@ def test_an_exception_of_the_users_own_code_is_told_in_a_line_with_its_place(
     def fail(args: object) -> None:
         exec(library)  # what libraries raise is of this line, also those that Cython compiled
 
-    monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(main_module, "_command", lambda: fail)
     code, _, err = run(capsys, "anything")
     told, where = err.splitlines()
     assert code == 1
@@ -269,7 +269,7 @@ def test_exit_codes(
     def fail(args: object) -> None:
         raise error
 
-    monkeypatch.setattr(main_module, "app", fail)
+    monkeypatch.setattr(main_module, "_command", lambda: fail)
     assert main([]) == code
 
 

@@ -215,7 +215,7 @@ class Absent(Flaky):
 
 def add_outside_logger(monkeypatch, name):
     entry = EntryPoint(name.lower(), f"{__name__}:{name}", REGISTRY.group)
-    monkeypatch.setattr("rlinf.config.registry.entry_points", lambda **selection: [entry])
+    monkeypatch.setattr("rlinf.config.registry._entry_points", lambda *_: [entry])
 
 
 def test_a_failing_logger_of_another_package_is_dropped_with_one_warning(

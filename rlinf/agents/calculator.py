@@ -79,7 +79,7 @@ def _value(node: ast.expr, written: str, depth: int) -> Fraction:
     if not depth:
         raise ToolError("too deep")
     match node:
-        case ast.Constant():
+        case ast.Constant(value=int() | float()):  # and not `...`, which Python takes for one
             # From the text, as a float of the same digits is another number.
             return Fraction(written[node.col_offset : node.end_col_offset])
         case ast.UnaryOp(op=ast.UAdd() | ast.USub(), operand=operand):

@@ -267,6 +267,13 @@ def test_isaac_lab_says_in_a_line_what_it_has_against_an_override(
         make("isaaclab", 1)
 
 
+def test_isaac_lab_names_the_nearest_place_of_an_override(batch: Any) -> None:
+    """Isaac Lab itself gives the task what it is told, under any name."""
+    with pytest.raises(ConfigError, match=r"no `env\.scene\.table_cam\.hieght`; did .* `height`"):
+        make("isaaclab", 1, overrides=("env.scene.table_cam.hieght=40", "physics=newton"))
+    batch("isaaclab", 1, overrides=("env.scene.table_cam.height=40", "env.episode_length_s=3"))
+
+
 def test_isaac_lab_names_the_nearest_task() -> None:
     with pytest.raises(ConfigError, match=f"did you mean `{STACK}`"):
         make("isaaclab", 1, task=STACK + "x")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,10 +101,13 @@ class IsaacLabEnv(ManagerBasedBatch):
         if task not in gymnasium.registry:
             known = [name for name in gymnasium.registry if name.startswith("Isaac")]
             require_known("task", task, known)
+
+        def parse(overrides: tuple[str, ...]) -> Any:
+            return parse_env_cfg(task, self.options.device, self.num_envs, overrides=overrides)
+
         with _overriding(self.options.overrides):
-            config = parse_env_cfg(
-                task, self.options.device, self.num_envs, overrides=self.options.overrides
-            )
+            config = parse(self.options.overrides)
+        _require_places(self.options.overrides, config, parse)
         self._configure(config)
         mine = type(self)
         if mine._launched is None:  # it stays until the process ends, as Isaac Sim wants it
@@ -186,6 +189,34 @@ def _require_physics(overrides: tuple[str, ...]) -> None:
         if name not in (*known, *_OF_BEFORE):
             why = f"no task has `physics={name}`; {did_you_mean(name, known)}"
             raise ConfigError(why, key="options.overrides")
+
+
+def _require_places(
+    overrides: tuple[str, ...], config: Any, parse: Callable[[tuple[str, ...]], Any]
+) -> None:
+    """Refuse an override ``env.PLACE=VALUE`` whose last name the task did not have: Isaac Lab makes
+    such a one without a word, and nothing reads it.
+
+    Raises:
+        ConfigError: With the nearest name.
+    """
+    for override in overrides:
+        place, is_given, _ = override.partition("=")
+        if not is_given or not place.startswith("env."):
+            continue
+        *parents, name = place.split(".")[1:]
+        others = tuple(each for each in overrides if each != override)
+        if name in _names_at(config, parents) - (known := _names_at(parse(others), parents)):
+            why = f"the task has no `{place}`; {did_you_mean(name, known)}"
+            raise ConfigError(why, key="options.overrides")
+
+
+def _names_at(config: Any, parents: list[str]) -> set[str]:
+    """What a part of a task's configuration holds; nothing where there is no such part."""
+    for parent in parents:
+        config = config.get(parent) if isinstance(config, dict) else getattr(config, parent, None)
+    held = config if isinstance(config, dict) else getattr(config, "__dict__", ())
+    return {str(name) for name in held}
 
 
 @contextmanager

@@ -7,7 +7,7 @@ def parse_env_cfg(task_name, device=None, num_envs=None, use_fabric=None, overri
     if isinstance(overrides, str):
         raise TypeError("'overrides' must be a list or tuple of 'key=value' strings")
     camera = {"height": 200, "width": 200}
-    return SimpleNamespace(
+    config = SimpleNamespace(
         seed=None,
         episode_length_s=30.0,
         compute_final_obs=False,
@@ -19,3 +19,12 @@ def parse_env_cfg(task_name, device=None, num_envs=None, use_fabric=None, overri
             wrist_cam=SimpleNamespace(**camera),
         ),
     )
+    for override in overrides:
+        place, _, value = override.partition("=")
+        if place.startswith("env."):  # as Isaac Lab does it: the last name is not looked at
+            *parents, name = place.split(".")[1:]
+            holder = config
+            for parent in parents:
+                holder = getattr(holder, parent)
+            setattr(holder, name, value)
+    return config

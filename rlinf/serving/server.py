@@ -363,10 +363,11 @@ class PolicyServer:
             await asyncio.sleep(interval)
             try:
                 await self._renew()
-            except CheckpointError as error:
-                if str(error) != told:
-                    log.warning("%s; the weights of step %d stay", error, self._policy.version)
-                told = str(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the next ones may be good
+                kind = "" if isinstance(error, CheckpointError) else f"{type(error).__name__}: "
+                if (line := f"{kind}{error}") != told:
+                    log.warning("%s; the weights of step %d stay", line, self._policy.version)
+                told = line
 
 
 def _without_trace(record: logging.LogRecord) -> bool:

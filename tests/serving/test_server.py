@@ -645,6 +645,24 @@ def test_new_weights_come_between_two_batches(policy: Policy) -> None:
         assert client.infer(observation(0))["version"] == 8
 
 
+def test_weights_that_cannot_be_read_do_not_end_the_look_for_newer_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given: list[Any] = [AttributeError("no 'shape'"), (8, small_policy(seed=1).state_dict())]
+
+    def newest(version: int) -> Any:
+        found = given[0] if len(given) > 1 or version < 8 else None
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    with serving(small_policy(), newest=newest, follow=0.02) as running:
+        until(lambda: "AttributeError: no 'shape'; the weights of step 7 stay" in caplog.text)
+        given.pop(0)
+        until(lambda: running.server._policy.version == 8)
+    assert caplog.text.count("AttributeError") == 1
+
+
 def test_weights_that_were_read_count_though_who_asked_for_them_has_gone() -> None:
     may_go, offered = threading.Event(), [(8, small_policy(seed=1).state_dict())]
 

@@ -8,6 +8,7 @@ a worker raised is reported as if it were raised here.
 from __future__ import annotations
 
 import errno
+import resource
 import shlex
 import traceback
 from collections.abc import Iterator
@@ -124,7 +125,9 @@ def report(error: Exception) -> int:
         complain(str(origin))
         return USER_ERROR
     where = f"whole trace in {reporting.log}" if logged else "whole trace with --debug"
-    complain(_failure(origin, place, trace.splitlines(), where), label="failure")
+    told = None if reporting.debug else _process_limit(origin, place, trace.splitlines())
+    told = told and f"{told}\n{where}"
+    complain(told or _failure(origin, place, trace.splitlines(), where), label="failure")
     if reporting.log is not None and any(reporting.log.parent.glob("checkpoints/step_*")):
         run = shlex.quote(str(reporting.log.parent))
         say(f"what was committed before is unharmed; go on with: rlinf resume {run}")
@@ -194,6 +197,21 @@ def _failure(origin: BaseException, place: str, trace: list[str], where: str) ->
         return "\n".join([f"memory is full{place}: {_line(' '.join(what.split()))}", _LESS, where])
     head = f"the run failed{place}; the trace ends in"
     return "\n".join([head, *map(_line, trace[-_TRACE_LINES:]), where])
+
+
+def _process_limit(error: BaseException, place: str, trace: list[str]) -> str | None:
+    """What to do where the end of a trace, perhaps that of a process that was lost, says that
+    nothing more could be started; None: it does not."""
+    text = "\n".join([str(error), *trace[-_TRACE_LINES:]])
+    if "can't start new thread" not in text and not ("BlockingIOError" in text and "fork" in text):
+        return None
+    most, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    user = "no limit" if most == resource.RLIM_INFINITY else str(most)
+    return (
+        f"no further thread or process can be started{place}: the user may have so many "
+        f"(`ulimit -u`: {user}), or the container (its limit of pids). Raise the limit, end other "
+        "programs, or start fewer (env.train.processes, reward.processes)."
+    )
 
 
 def _line(text: str) -> str:

@@ -203,6 +203,34 @@ def test_full_memory_is_told_with_what_needs_less(
     assert "replay.capacity" in less
 
 
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("can't start new thread"),
+        RunFailure("an env process was lost\nself.pid = _fork_exec(\nBlockingIOError: [Errno 11]"),
+        None,
+    ],
+)
+def test_where_nothing_more_can_be_started_it_is_said_in_a_line(
+    error: Exception | None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reporting, "debug", False)
+    monkeypatch.setattr(reporting, "log", None)
+    if error is None:
+
+        def fork() -> None:
+            raise BlockingIOError(11, "Resource temporarily unavailable")
+
+        try:
+            fork()
+        except BlockingIOError as caught:
+            error = caught
+    assert report(error) == 1
+    first, where = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(r"failure: no further thread or process .*`ulimit -u`: .*", first)
+    assert where == "whole trace with --debug"
+
+
 def test_a_log_that_takes_no_trace_is_not_named_for_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ from rlinf.scheduler.services.failed_calls import FailedCalls, Wait
 from rlinf.scheduler.services.mailbox import MailboxService
 from rlinf.scheduler.services.network import Network
 from rlinf.scheduler.services.silent_workers import SilentWorkers
-from rlinf.scheduler.transport.blocks import process_number
+from rlinf.scheduler.transport.blocks import hand_over, process_number
 from rlinf.scheduler.transport.copies import private_copy
 from rlinf.scheduler.transport.endpoint import Endpoint, wait_for
 from rlinf.scheduler.transport.payload import Codec, Payload
@@ -75,6 +75,7 @@ class Process:
         self.channels = ChannelService(self.endpoint, self.mailbox.check_alive)
         self.mailbox.on_death = self.channels.remove_getters
         self.mailbox.discard = self.channels.discard = self.discard
+        self.channels.hand_over = self._hand_over
         self._deferred: deque[Future[Any]] = deque()
         self._deferred_host: str | None = None
         self._deferred_lock = threading.Lock()
@@ -117,9 +118,20 @@ class Process:
 
     def discard(self, payload: Payload, receiver: int = 0, receivers: int = 1) -> None:
         """Give back the shared memory of what arrived, and its receiver will not look at."""
-        if self.codec is not None and payload.uses_blocks:
+        if self.codec is not None and payload.blocks:
             with suppress(Exception):  # its sender, and with it the memory, may be gone
                 self.codec.decode(payload, receiver=receiver, receivers=receivers)
+
+    @property
+    def number(self) -> int:
+        """The number of this process in the headers of blocks."""
+        return process_number(self.node_rank, os.getpid())
+
+    def _hand_over(self, payload: Payload, number: int | None) -> None:
+        """Shared memory of what waits here is for the process of a number from now on, or for this
+        one: it is given back where that one ends before it has looked."""
+        for block in payload.blocks:
+            hand_over(block, self.number if number is None else number)
 
     def ask_driver(self, kind: str, *arguments: Any, what: str | None = None) -> Any:
         """Request something small from the driver and wait for it."""

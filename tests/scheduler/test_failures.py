@@ -21,6 +21,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import torch
 
 from rlinf.errors import UserError
 from rlinf.flow.executor import Executor
@@ -219,6 +220,90 @@ def test_what_a_closed_worker_waited_for_goes_to_others(launch, cluster):
     group._close()
     channel.put("kept")
     assert channel.get_nowait() == "kept"
+
+
+def until_free(blocks) -> None:
+    limit = time.monotonic() + 30
+    while any(block.busy for block in blocks):
+        assert time.monotonic() < limit, [block.busy for block in blocks]
+        time.sleep(0.02)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("how", ["closed", "killed"])
+@pytest.mark.parametrize("where", ["given", "not looked at in a batch", "in its channel"])
+def test_shared_memory_of_items_at_a_worker_that_ended_is_given_back(launch, where, how):
+    group = launch(Queuer, 1, "careless")
+    host = "careless:0" if where == "in its channel" else None
+    name = f"{where}, {how}"
+    channel, item = Channel.create(name, host=host), torch.zeros(100_000)
+    busy = {block.name for block in require_process().codec._pool.blocks if block.busy}
+    channel.put(item, weight=1)
+    channel.put(item, weight=1)
+    blocks = [block for block in require_process().codec._pool.blocks if block.busy]
+    taken = [block for block in blocks if block.name not in busy]
+    assert len(taken) == 2
+    if where == "given":
+        group.want(channel).wait()
+        group.want(channel).wait()
+    elif where == "not looked at in a batch":
+        group.want(channel, 2).wait()
+    if host is None:
+        assert channel.qsize() == 0
+    assert all(block.busy for block in taken)
+    if how == "closed":
+        group._close()
+    else:
+        kill(group, 0)
+    until_free(taken)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize("how", ["closed", "killed"])
+def test_shared_memory_of_arguments_that_a_worker_did_not_reach_is_given_back(launch, how):
+    group, value = launch(Queuer, 1, "overtaxed"), torch.zeros(100_000)
+    group.process_id().wait()
+    busy = {block.name for block in require_process().codec._pool.blocks if block.busy}
+    if how == "closed":
+        calls = [group.sleep_with(value, 30.0) for _ in range(3)]
+    else:
+        calls = [group.end_with(value), group.sleep_with(value, 30.0)]
+    blocks = [block for block in require_process().codec._pool.blocks if block.busy]
+    taken = [block for block in blocks if block.name not in busy]
+    if how == "closed":
+        group._close()
+    for call in calls:
+        with pytest.raises(WorkerDiedError):
+            call.wait()
+    until_free(taken)
+
+
+def test_a_channel_at_a_worker_ends_with_it(launch):
+    """On both runtimes: what is in it goes, and who waits is told."""
+    group = launch(Queuer, 1, "landlord")
+    channel = Channel.create("let", host="landlord:0")
+    channel.put("nobody has this")
+    waiting = channel.get(key="empty", async_op=True)
+    group._close()
+    for use in (waiting.wait, channel.get, channel.get_nowait, partial(channel.put, 1)):
+        with pytest.raises(WorkerDiedError, match="'landlord:0' died: its group"):
+            use()
+    again = launch(Queuer, 1, "landlord")
+    assert Channel.create("let", host="landlord:0").qsize() == 0
+    again._close()
+
+
+@pytest.mark.usefixtures("processes")
+def test_items_that_come_back_are_no_more_of_the_worker_that_had_them(launch):
+    """What it took and dropped stays for others when it ends."""
+    group = launch(Queuer, 1, "fickle")
+    channel = Channel.create("come back")
+    channel.put(torch.ones(100_000))
+    assert group.drop(channel, 30.0).wait() == [1]
+    group._close()
+    gone = launch(Queuer, 1, "next to end")  # whose end is behind that of the first
+    gone._close()
+    assert float(channel.get_nowait()[0]) == 1.0
 
 
 def test_what_a_worker_asked_for_takes_nothing_where_it_arrives_after_its_end(launch):

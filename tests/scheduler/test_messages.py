@@ -264,7 +264,7 @@ def test_arguments_for_another_node_are_in_no_block(shared, runtime, monkeypatch
     call = type(group._handles[0]).call
 
     def recorded(handle, method, arguments):
-        sent.append(arguments.uses_blocks)
+        sent.append(bool(arguments.blocks))
         return call(handle, method, arguments)
 
     monkeypatch.setattr(type(group._handles[0]), "call", recorded)

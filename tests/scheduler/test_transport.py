@@ -64,9 +64,9 @@ def codec(pool):
 
 
 def test_large_tensors_use_a_block_and_small_ones_do_not(codec, pool):
-    assert not codec.encode(torch.ones(10)).uses_blocks
+    assert not codec.encode(torch.ones(10)).blocks
     payload = codec.encode({"a": torch.ones(LARGE), "b": np.zeros(LARGE)})
-    assert payload.uses_blocks
+    assert payload.blocks
     assert len(pool.blocks) == 2
     assert sum(map(len, payload.frames)) < 2000
 
@@ -179,14 +179,14 @@ def test_peeking_leaves_the_block_claimed(codec, pool):
 def test_same_content_inline(codec, pool):
     value = [torch.randn(LARGE), np.asfortranarray(np.ones((300, 200))), torch.ones(3)]
     payload = codec.encode(value, inline=True)
-    assert not payload.uses_blocks
+    assert not payload.blocks
     assert len(payload.frames) > 1
     got = codec.decode(payload)
     assert torch.equal(got[0], value[0])
     assert np.array_equal(got[1], value[1])
     got[0] += 1  # writable
     again = codec.without_blocks(codec.encode(value))
-    assert not again.uses_blocks
+    assert not again.blocks
     assert torch.equal(codec.decode(again)[0], value[0])
 
 
@@ -360,9 +360,9 @@ def test_messages_larger_than_the_sockets_cross_both_ways(connect, codec, nodes)
 def test_blocks_are_sent_as_bytes_to_another_node(connect, codec):
     here, there = connect(0, "127.0.0.1"), connect(1, "127.0.0.1")
     payload = codec.encode(torch.ones(LARGE))
-    assert payload.uses_blocks
+    assert payload.blocks
     reply = here.request(there.address, "echo", 1, payloads=[payload]).result(30)
-    assert not reply.payloads[0].uses_blocks
+    assert not reply.payloads[0].blocks
     assert float(codec.decode(reply.payloads[0]).sum()) == LARGE
 
 
@@ -544,9 +544,9 @@ def test_what_another_node_reads_has_no_blocks(codec, connect):
         deadline_seconds=10,
     )
     value = torch.arange(float(LARGE))
-    assert process.encode(value, reader_node=0).uses_blocks
+    assert process.encode(value, reader_node=0).blocks
     far = process.encode(value, reader_node=1)
-    assert not far.uses_blocks
+    assert not far.blocks
     assert torch.equal(process.decode(far), value)
 
 
@@ -569,7 +569,7 @@ def test_what_a_method_gives_to_another_node_has_no_blocks(codec, connect, raise
         given = [run_method(Giver(), "give", process.encode(((), {})), node) for node in (0, 1)]
     finally:
         set_process(before)
-    assert [outcome.payload.uses_blocks for outcome in given] == [True, False]
+    assert [bool(outcome.payload.blocks) for outcome in given] == [True, False]
     assert [outcome.failed for outcome in given] == [raises] * 2
     if not raises:
         assert torch.equal(process.decode(given[1].payload), torch.arange(float(LARGE)))

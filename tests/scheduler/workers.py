@@ -593,8 +593,12 @@ class Queuer(Member):
     def get(self, channel: Channel, count: int, key: Any = "default_queue") -> list[Any]:
         return [channel.get(key=key) for _ in range(count)]
 
-    def want(self, channel: Channel) -> None:
-        self.wanted = channel.get(async_op=True)
+    def want(self, channel: Channel, weight: int | None = None) -> None:
+        """Ask for an item, or a batch, and never look at it."""
+        asked = {} if weight is None else {"target_weight": weight}
+        ask = channel.get if weight is None else channel.get_batch
+        self.wanted = [*getattr(self, "wanted", []), ask(**asked, async_op=True)]
+        self.wanted[-1].done_within(1.0)
 
     def drop(self, channel: Channel, seconds: float) -> int:
         """How many items there are once the handle of one is gone, which was waited for."""
@@ -602,6 +606,12 @@ class Queuer(Member):
         work.done_within(seconds)
         del work
         return channel.qsize()
+
+    def sleep_with(self, _value: Any, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def end_with(self, _value: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
 
     def take_now(self, channel: Channel) -> Any:
         return channel.get(async_op=True).take_now()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
@@ -224,7 +223,7 @@ class Channel:
     def get_nowait(self, key: Hashable = DEFAULT_KEY) -> Any:
         """Take the oldest item; ``asyncio.QueueEmpty`` if there is none."""
         ask = self._asking(key)
-        future = self._arriving(ask("get_nowait"))
+        future = self._arriving(ask("get_nowait", _ticket()))
         try:
             reply = require_process().wait(future, f"channel '{self.name}'")
         except BaseException:
@@ -294,7 +293,8 @@ class Channel:
         own = self._at_worker and self._host(key) == process.endpoint.address
         if self.is_local or own:
             return Payload(reference=item)
-        return process.encode(item, shared=shared)
+        # For its host until it is given to someone: so its memory is given back with that one.
+        return process.encode(item, [self._host(key)], shared=shared)
 
     def _host(self, key: Hashable) -> str:
         try:
@@ -458,7 +458,7 @@ def _rebuild(record: ChannelRecord, at_worker: bool) -> Channel:
 
 
 def _ticket() -> Ticket:
-    return Ticket(current_worker_name(), os.getpid(), next(_tickets))
+    return Ticket(current_worker_name(), require_process().number, next(_tickets))
 
 
 def _hosts(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import cache, cached_property
@@ -35,6 +35,7 @@ from rlinf.scheduler.runtime.launch import (
     apply_environment,
     order_paths,
 )
+from rlinf.scheduler.transport.blocks import call_number, hand_over, take_back
 from rlinf.scheduler.transport.endpoint import try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
 
@@ -52,8 +53,11 @@ class RayWorker(WorkerHandle):
     def call(self, method: str, arguments: Payload) -> Future[Outcome]:
         """Start a method call; the future fails if the worker's process ends."""
         _check_ray()
+        number = call_number()
+        for block in arguments.blocks:
+            hand_over(block, number)
         wire = to_wire(arguments, method, require_process().node_rank)
-        return RayCall(self, self.actor._rlinf_invoke.remote(wire))
+        return RayCall(self, self.actor._rlinf_invoke.remote(wire), arguments.blocks, number)
 
     def kill(self) -> None:
         """End the process."""
@@ -77,11 +81,20 @@ class RayCall(Future[Outcome]):
 
     Whoever waits for it alone asks Ray directly; another thread's answer, which several waiters or
     a callback need, takes a tenth longer.
+
+    Args:
+        worker: Whose method it is.
+        ref: Ray's promise of the answer.
+        blocks: What its arguments are in.
+        number: Whose these blocks are while the worker has not looked at them.
     """
 
-    def __init__(self, worker: RayWorker, ref: Any) -> None:
+    def __init__(
+        self, worker: RayWorker, ref: Any, blocks: Sequence[str] = (), number: int = 0
+    ) -> None:
         super().__init__()
         self._worker, self._ref, self._watched = worker, ref, False
+        self._blocks, self._number = blocks, number
 
     def done(self) -> bool:
         """Whether the answer, or the end of the worker, is known."""
@@ -144,6 +157,8 @@ class RayCall(Future[Outcome]):
 
     def _fail(self, error: BaseException) -> None:
         if isinstance(error, RayActorError):
+            for block in self._blocks:
+                take_back(block, self._number)
             cause = describe_death(error)
             self._worker.on_death(cause)
             error = WorkerDiedError(f"worker '{self._worker.name}' died: {cause}")
@@ -234,13 +249,13 @@ def to_wire(payload: Payload, *more: Any) -> bytes:
     Bytes are what Ray carries fastest: it copies them and pickles nothing.
     """
     frames = [bytes(frame) for frame in payload.frames or ()]
-    return pickle.dumps((frames, payload.uses_blocks, *more), 5)
+    return pickle.dumps((frames, payload.blocks, *more), 5)
 
 
 def from_wire(wire: bytes) -> tuple[Payload, list[Any]]:
     """A payload, and small values, that Ray carried."""
-    frames, uses_blocks, *more = pickle.loads(wire)
-    return Payload(frames, uses_blocks=uses_blocks), more
+    frames, blocks, *more = pickle.loads(wire)
+    return Payload(frames, blocks=blocks), more
 
 
 @cache

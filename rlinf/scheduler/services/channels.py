@@ -7,17 +7,19 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from rlinf.scheduler.errors import SchedulerError
-from rlinf.scheduler.transport.endpoint import Endpoint, Reply, try_fail, try_resolve
+from rlinf.scheduler.transport.endpoint import Endpoint, Reply, claim, try_fail, try_resolve
 from rlinf.scheduler.transport.payload import Payload
 
 _MOST_KEYS = 1024
 
 
 class Ticket(NamedTuple):
-    """One request that may wait: whose it is, and a number of its process's own."""
+    """One request that may wait: whose it is, the number of its process in the headers of blocks,
+    and a number of that process's own."""
 
     worker: str
     process: int
@@ -62,6 +64,9 @@ class _Getter:
         return bool(self.taken) and self.weight == 0
 
 
+_Give = Callable[[Sequence[_Entry], Ticket], Reply]
+
+
 @dataclass
 class _Putter:
     ticket: Ticket | None
@@ -74,6 +79,7 @@ class _Queue:
     """One key of a channel: items, and who waits to take or to add."""
 
     maxsize: int
+    give: _Give
     items: deque[_Entry] = field(default_factory=deque)
     getters: deque[_Getter] = field(default_factory=deque)
     putters: deque[_Putter] = field(default_factory=deque)
@@ -104,8 +110,10 @@ class _Queue:
         if not cancelled and not getter.fill(self.items):
             return len(getter.taken) > before
         self.getters.popleft()
-        if cancelled or not try_resolve(getter.future, _reply(getter.taken)):
+        if cancelled or not claim(getter.future):
             self.items.extendleft(reversed(getter.taken))
+        else:
+            getter.future.set_result(self.give(getter.taken, getter.ticket))
         return True
 
     def withdraw(self, getter: _Getter) -> None:
@@ -116,12 +124,12 @@ class _Queue:
         self.items.extendleft(reversed(getter.taken))
         self.settle()
 
-    def take(self) -> Reply:
+    def take(self, ticket: Ticket) -> Reply:
         """The oldest item, where there is one and nobody waits for it."""
         entry = self.items.popleft()
         if self.putters:
             self.settle()
-        return _reply([entry])
+        return self.give([entry], ticket)
 
 
 def _reply(entries: Sequence[_Entry]) -> Reply:
@@ -131,19 +139,20 @@ def _reply(entries: Sequence[_Entry]) -> Reply:
 @dataclass
 class _Channel:
     maxsize: int
+    give: _Give
     queues: dict[Hashable, _Queue] = field(default_factory=dict)
-    closed: str | None = None
+    closed: Callable[[], SchedulerError] | None = None
     most_keys: int = _MOST_KEYS
     """At so many, those that nothing is in are forgotten."""
 
     def queue(self, key: Hashable) -> _Queue:
         if self.closed is not None:
-            raise SchedulerError(self.closed)
+            raise self.closed()
         if key not in self.queues:
             if len(self.queues) >= self.most_keys:
                 used = {name: queue for name, queue in self.queues.items() if queue.used}
                 self.queues, self.most_keys = used, max(_MOST_KEYS, 2 * len(used))
-            self.queues[key] = _Queue(self.maxsize)
+            self.queues[key] = _Queue(self.maxsize, self.give)
         return self.queues[key]
 
 
@@ -153,6 +162,7 @@ class ChannelService:
     def __init__(self, endpoint: Endpoint, check_alive: Callable[[str], None]) -> None:
         self._check_alive = check_alive
         self.discard: Callable[[Payload], object] = lambda payload: None
+        self.hand_over: Callable[[Payload, int | None], object] = lambda payload, number: None
         self._channels: dict[str, _Channel] = {}
         for name in (
             "open", "put", "put_nowait", "get", "get_nowait", "withdraw", "restore", "size",
@@ -180,7 +190,13 @@ class ChannelService:
     def _open(self, name: str, maxsize: int) -> None:
         channel = self._channels.get(name)
         if channel is None or channel.closed is not None:
-            self._channels[name] = _Channel(maxsize)
+            self._channels[name] = _Channel(maxsize, self._give)
+
+    def _give(self, entries: Sequence[_Entry], ticket: Ticket) -> Reply:
+        """Items for a request, in whose process they are from now on, looked at or not."""
+        for entry in entries:
+            self.hand_over(entry.payload, ticket.process)
+        return _reply(entries)
 
     def _put(
         self, name: str, key: Hashable, weight: int, ticket: Ticket | None,
@@ -214,17 +230,18 @@ class ChannelService:
         self._check_alive(ticket.worker)
         queue = self._find(name).queue(key)
         if target is None and queue.items and not queue.getters:
-            return queue.take()
+            return queue.take(ticket)
         getter = _Getter(ticket, target)
         queue.getters.append(getter)
         queue.settle()
         return getter.future
 
-    def _get_nowait(self, name: str, key: Hashable) -> Reply:
+    def _get_nowait(self, name: str, key: Hashable, ticket: Ticket) -> Reply:
+        self._check_alive(ticket.worker)
         queue = self._find(name).queue(key)
         if not queue.items:
             raise asyncio.QueueEmpty(f"channel '{name}' has no item under key {key!r}")
-        return queue.take()
+        return queue.take(ticket)
 
     def _withdraw(self, name: str, key: Hashable, ticket: Ticket) -> bool:
         """Forget a request that waits, and answer it; False if it was answered already."""
@@ -257,6 +274,8 @@ class ChannelService:
             for entry in entries:
                 self.discard(entry.payload)
             raise
+        for payload in payloads:
+            self.hand_over(payload, None)
         queue.items.extendleft(reversed(entries))
         queue.settle()
 
@@ -269,13 +288,15 @@ class ChannelService:
         queue = self._find(name).queues.get(key)
         return _reply(queue.items if queue else ())
 
-    def _close(self, name: str, reason: str | None) -> None:
+    def _close(
+        self, name: str, reason: str | None, kind: type[SchedulerError] = SchedulerError
+    ) -> None:
         channel = self._find(name)
-        channel.closed = reason or f"channel '{name}' was closed"
+        channel.closed = partial(kind, reason or f"channel '{name}' was closed")
         for queue in channel.queues.values():
             waiting = [getter.future for getter in queue.getters]
             for future in waiting + [putter.future for putter in queue.putters]:
-                try_fail(future, SchedulerError(channel.closed))
+                try_fail(future, channel.closed())
             entries = [*queue.items, *(putter.entry for putter in queue.putters)]
             for entry in entries + [entry for getter in queue.getters for entry in getter.taken]:
                 self.discard(entry.payload)

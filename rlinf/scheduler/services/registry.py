@@ -248,6 +248,10 @@ class RegistryService:
         self._release(name)
         for channel in [each for each in self._channels.values() if each.record.worker == name]:
             self.remove_channel(channel.record.name)
+            if record.address == self._endpoint.address:  # it was no process of its own
+                reason = f"worker '{name}' died: {cause}"
+                close = (channel.record.name, reason, WorkerDiedError)
+                self._endpoint.request(record.address, "channel.close", *close)
         for address in self.endpoints():
             # No answer is waited for: some may have died themselves, not yet known to have.
             self._endpoint.request(address, "mail.dead", name, cause, record.address)

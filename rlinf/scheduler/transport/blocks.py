@@ -15,8 +15,8 @@ import threading
 import warnings
 import weakref
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +29,8 @@ HEADER_BYTES = mmap.PAGESIZE
 _OWNER_BYTES = 4
 MOST_RECEIVERS = HEADER_BYTES // (1 + _OWNER_BYTES) // _OWNER_BYTES * _OWNER_BYTES
 _PROCESS_ID_BITS, _MOST_NODES = 22, 512  # the kernel numbers no more processes
+_NO_PROCESS = _MOST_NODES << _PROCESS_ID_BITS  # from here on numbers are of calls
+_calls = itertools.count()
 _MOST_FREE_BYTES = 1 << 30
 _MOST_ATTACHED = 256
 _LOOKS = 16  # at claimed blocks for each allocation: thousands may be outstanding in a channel
@@ -231,6 +233,35 @@ _OWNER = struct.Struct("I")
 def _owner_at(receiver: int) -> int:
     """Where in a header the number of a receiver's process is."""
     return MOST_RECEIVERS + _OWNER_BYTES * receiver
+
+
+def hand_over(name: str, number: int) -> None:
+    """Note the process, by its number, that a block of one receiver is for from now on."""
+    with suppress(FileNotFoundError), _header(name) as descriptor:
+        os.pwrite(descriptor, _OWNER.pack(number), _owner_at(0))
+
+
+def take_back(name: str, number: int) -> None:
+    """Give a block of one receiver back, unless it is for another number by now."""
+    with suppress(FileNotFoundError), _header(name) as descriptor:
+        if os.pread(descriptor, _OWNER.size, _owner_at(0)) == _OWNER.pack(number):
+            os.pwrite(descriptor, _OWNER.pack(0), _owner_at(0))
+            os.pwrite(descriptor, b"\x00", 0)
+
+
+@contextmanager
+def _header(name: str) -> Iterator[int]:
+    """A block's file; a few bytes of it are not worth a mapping."""
+    descriptor = os.open(shared_memory_directory() / name, os.O_RDWR)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def call_number() -> int:
+    """A number that no process has and no earlier call of this one had."""
+    return _NO_PROCESS | next(_calls) % _NO_PROCESS
 
 
 def _release_here(owner: int, mapping: mmap.mmap, receiver: int) -> None:

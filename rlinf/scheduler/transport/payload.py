@@ -51,7 +51,8 @@ class Payload:
 
     frames: Sequence[Frame] | None = None
     reference: Any = field(default=None, kw_only=True)
-    uses_blocks: bool = field(default=False, kw_only=True)
+    blocks: tuple[str, ...] = field(default=(), kw_only=True)
+    """Names of those that its tensors and arrays are in."""
     nbytes: int = field(default=0, kw_only=True)
 
 
@@ -114,7 +115,7 @@ class Codec:
             raise
         frames: list[Frame] = [head, *(buffer.raw() for buffer in state.buffers)]
         nbytes = sum(len(frame) for frame in frames) + sum(b.capacity for b in state.blocks)
-        return Payload(frames, uses_blocks=bool(state.blocks), nbytes=nbytes)
+        return Payload(frames, blocks=tuple(block.name for block in state.blocks), nbytes=nbytes)
 
     def decode(
         self, payload: Payload, *, receiver: int = 0, receivers: int = 1, peek: bool = False
@@ -136,7 +137,7 @@ class Codec:
 
     def without_blocks(self, payload: Payload) -> Payload:
         """The same payload for a receiver on another node."""
-        return self.encode(self.decode(payload), inline=True) if payload.uses_blocks else payload
+        return self.encode(self.decode(payload), inline=True) if payload.blocks else payload
 
 
 def not_sendable(error: Exception) -> SchedulerTypeError:

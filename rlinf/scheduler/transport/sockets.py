@@ -150,7 +150,7 @@ class SocketEndpoint(Endpoint):
             raise WorkerDiedError(str(told))
         far = not self.shares_memory(address)
         # Small frames travel inside the head, which saves a buffer per frame.
-        inside: list[tuple[list[Any], bool, int]] = []
+        inside: list[tuple[list[Any], tuple[str, ...], int]] = []
         behind: list[Any] = []
         for payload in payloads:
             encoded = self._codec.without_blocks(payload) if far else payload
@@ -159,7 +159,7 @@ class SocketEndpoint(Endpoint):
             frames = encoded.frames or ()
             small = [bytes(frame) if len(frame) <= _SMALL_FRAME else None for frame in frames]
             behind += [frame for frame in frames if len(frame) > _SMALL_FRAME]
-            inside.append((small, encoded.uses_blocks, encoded.nbytes))
+            inside.append((small, encoded.blocks, encoded.nbytes))
         message = (form, number, self.address, content, inside)
         try:
             self._link(address).send([_head(message), *behind])
@@ -186,10 +186,10 @@ class SocketEndpoint(Endpoint):
         payloads = [
             Payload(
                 [next(behind) if frame is None else frame for frame in parts],
-                uses_blocks=uses_blocks,
+                blocks=blocks,
                 nbytes=nbytes,
             )
-            for parts, uses_blocks, nbytes in inside
+            for parts, blocks, nbytes in inside
         ]
         if form == _REQUEST:
             kind, arguments = content

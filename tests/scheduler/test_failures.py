@@ -871,6 +871,31 @@ def test_an_address_where_nothing_listens_is_refused_at_once(variable, monkeypat
         connect(ClusterConfig(num_nodes=1, runtime="ray", address=None if variable else address))
 
 
+@pytest.mark.parametrize("answer", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"])
+def test_an_address_where_something_else_listens_is_refused(answer, monkeypatch):
+    """Also one that says nothing, which Ray would wait for."""
+    ray = pytest.importorskip("ray")
+    from rlinf.scheduler.runtime import ray_start
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(ray_start, "_SPEAK_SECONDS", 0.5)
+    monkeypatch.setattr(ray, "init", lambda **given: pytest.fail("Ray has been asked"))
+    kept = []
+
+    def serve(listener):
+        with contextlib.suppress(OSError):
+            kept.append(listener.accept()[0])
+            if answer is not None:
+                kept[0].sendall(answer)
+                kept[0].shutdown(socket.SHUT_WR)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        with pytest.raises(UserError, match=f"joined at {address}: what listens there is no Ray"):
+            ray_start.connect(ClusterConfig(num_nodes=1, runtime="ray", address=address))
+
+
 @pytest.mark.parametrize(
     ("address", "told"),
     [

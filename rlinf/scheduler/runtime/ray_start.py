@@ -46,6 +46,9 @@ _left_behind = threading.Event()
 control_lost = threading.Event()
 """Set where the program is asked, by SIGTERM, to end because Ray's control process did."""
 _ANSWER_SECONDS = 2.0
+_SPEAK_SECONDS = 10.0  # of a Ray on a busy machine
+_HTTP2_HEAD, _HTTP2_SETTINGS = 9, 4  # bytes before a frame, of which the fourth is its kind
+_HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, _HTTP2_SETTINGS, *bytes(5)))
 _KEPT_SESSIONS, _KEPT_SECONDS = 10, 3 * 86_400
 _OBJECT_STORE_BYTES = 128 << 20  # our payloads do not go through it
 _START_ONE = "start one there with `ray start --head`, or one of its own with cluster.address=local"
@@ -114,16 +117,31 @@ def connect(config: ClusterConfig) -> None:
 
 
 def _require_answer(address: str, what: str) -> None:
-    """Refuse an address where nothing listens: Ray tries one for minutes, in a call that no signal
-    ends, and writes of each attempt."""
+    """Refuse an address where nothing listens, or something else than Ray: Ray tries one for
+    minutes, in a call that no signal ends, and writes of each attempt."""
     host, _, port = address.rpartition(":")
     if "://" in host or not port.isdecimal():  # a word, as `auto`, or another protocol
         return
     try:
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS) as connection:
+            speaks = "RAY_USE_TLS" in os.environ or _speaks_http2(connection)
     except (OSError, ValueError, OverflowError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise SchedulerUsageError(f"{what}: {said}; {_START_ONE}") from error
+    if not speaks:
+        raise SchedulerUsageError(f"{what}: what listens there is no Ray; {_START_ONE}")
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Whether a server answers as Ray's control process does, by gRPC: settings, which are the
+    first frame of HTTP/2 (RFC 9113, §3.4), come at once."""
+    connection.settimeout(_SPEAK_SECONDS)
+    head = b""
+    with suppress(OSError):
+        connection.sendall(_HTTP2_PREFACE)
+        while len(head) < _HTTP2_HEAD and (more := connection.recv(_HTTP2_HEAD - len(head))):
+            head += more
+    return len(head) == _HTTP2_HEAD and head[3] == _HTTP2_SETTINGS
 
 
 def _quiet_about_tokens() -> None:

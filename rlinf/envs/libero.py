@@ -167,6 +167,14 @@ class LiberoEnv(SimulatorEnv):
         """Return a picture as one would see the scene, uint8 [256, 256, 3]."""
         return self._present.picture("agentview", 256)
 
+    def get_state(self) -> dict[str, Any]:
+        """Of the simulator of the task, which the reset seed tells."""
+        return self._present.get_state()
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        self._present.set_state(state)
+
     def close(self) -> None:
         """Give the simulator back to the process."""
         self._give_back()
@@ -253,6 +261,18 @@ class _Simulator:
                 observed["robot0_gripper_qpos"],
             ]
         ).astype(np.float32)
+
+    def get_state(self) -> dict[str, Any]:
+        """The simulation, its controller, and what glows."""
+        from rlinf.envs.mujoco.robosuite_state import robosuite_state
+
+        return robosuite_state(self._env.env)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        from rlinf.envs.mujoco.robosuite_state import continue_robosuite
+
+        continue_robosuite(self._env.env, state)
 
     def picture(self, camera: str, size: int) -> np.ndarray:
         """The view of a camera, uint8 [size, size, 3], upright."""

@@ -143,6 +143,19 @@ class RobosuiteEnv(SimulatorEnv):
         """Return a picture, uint8 [256, 256, 3]."""
         return self._picture(self.options.camera, 256)
 
+    def get_state(self) -> dict[str, Any]:
+        """The simulation, its controllers, and what the task counts."""
+        from rlinf.envs.mujoco.robosuite_state import robosuite_state
+
+        return robosuite_state(self._env)
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``."""
+        from rlinf.envs.mujoco.robosuite_state import continue_robosuite
+
+        continue_robosuite(self._env, state)
+        self._seen = self._env._get_observations()
+
     def close(self) -> None:
         """Free model and graphics."""
         self._painter.close()

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -26,6 +30,13 @@ DM_CONTROL = [
 ROBOTICS = [
     "FetchPickAndPlace-v4", "HandReach-v3", "AdroitHandDoor-v1", "AdroitHandHammer-v1",
     "AdroitHandPen-v1", "AdroitHandRelocate-v1", "PointMaze_Medium-v3", "AntMaze_Medium-v5",
+]  # fmt: skip
+
+
+ROBOSUITE = ["Lift", "NutAssembly", "PickPlaceCan", "TwoArmLift", "Wipe"]
+LIBERO = [
+    ("libero_spatial", 3), ("libero_object", 0), ("libero_goal", 0),  # a drawer
+    ("libero_90", 39), ("libero_10", 9), ("libero_goal_swap", 7),  # a stove that is on, a microwave
 ]  # fmt: skip
 
 
@@ -137,6 +148,66 @@ def test_tasks_on_mujoco_by_the_state_of_the_simulator(name: str, task: str) -> 
     config = EnvConfig(type=name, options={"task": task}, max_episode_steps=60, processes=2)
     state = resume_equals_going_on(config, chunk=8)
     assert state["simulator"]["size"].all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(("robosuite", {"task": task}) for task in ROBOSUITE),
+        *(("libero", {"suite": suite, "tasks": (task,), "settle_steps": 1})
+          for suite, task in LIBERO),
+    ],
+)  # fmt: skip
+def test_tasks_of_robosuite_by_the_state_of_the_simulator(name: str, options: dict) -> None:
+    require_simulator(name)
+    pictures = {"images": True, "image_size": 32}
+    config = EnvConfig(
+        type=name, options={**options, **pictures}, max_episode_steps=30, processes=2,
+        start_deadline=900.0, step_deadline=300.0,
+    )  # fmt: skip
+    state = resume_equals_going_on(config, chunk=4)
+    assert state["simulator"]["size"].all()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("glows", [True, False])
+def test_a_stove_glows_after_its_state_as_before(glows: bool) -> None:
+    """The state is that of a turned knob, taken up by a simulator in which it was not, and back."""
+    require_simulator("libero")
+    config = EnvConfig(type="libero", max_episode_steps=1)
+    done = subprocess.run(
+        [str(config.interpreter), "-c", _STOVE, "1.0" if glows else "0.0"],
+        cwd=Path(__file__).parents[2], env={**os.environ, **config.environment},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+_STOVE = """
+import sys
+import numpy as np
+from rlinf.envs.libero import LiberoEnv, LiberoOptions
+
+def step(knob):
+    sim = env._present._env.sim
+    sim.data.set_joint_qpos("flat_stove_1_button", knob)
+    env.step_blind(np.zeros(7))
+    return sim.model._model.site_rgba.copy(), env.observe()["main_images"]
+
+env = LiberoEnv(LiberoOptions(suite="libero_goal", tasks=(7,), image_size=64, settle_steps=0))
+env.reset(seed=0)
+turned = float(sys.argv[1])
+glow, shown = step(turned)
+state = env.get_state()
+assert not np.array_equal(step(1.0 - turned)[0], glow)
+env.reset(seed=0)
+env.set_state(state)
+assert np.array_equal(env._present._env.sim.model._model.site_rgba, glow)
+assert np.array_equal(env.observe()["main_images"], shown)
+"""
 
 
 @pytest.mark.parametrize(("name", "stages"), [("CartPole-v1", 1), ("Pendulum-v1", 2)])

@@ -8,6 +8,8 @@ from typing import Any, Dict, Tuple  # noqa: UP035 - the env side runs under 3.8
 import numpy as np
 
 State = Dict[str, np.ndarray]  # noqa: UP006
+_DRAWN = "bvh_active"
+"""Which bounding volumes were looked at: for pictures of these alone, and most of the bytes."""
 
 
 def simulation_state(model: Any, data: Any) -> State:
@@ -41,5 +43,5 @@ def _arrays(model: Any, data: Any) -> Iterator[Tuple[str, np.ndarray]]:  # noqa:
     fresh = mujoco.MjData(model)
     for name in dir(fresh):
         first = getattr(fresh, name)
-        if isinstance(first, np.ndarray) and first.size:
+        if isinstance(first, np.ndarray) and first.size and name != _DRAWN:
             yield name, getattr(data, name)

@@ -216,7 +216,8 @@ class SimulatorEnv(Simulator, gymnasium.Env[Observation, np.ndarray]):
         """Return all that the next steps depend on, or None when the simulator cannot say.
 
         Values are arrays, numbers, text, booleans, None, or dictionaries of those. Without a state,
-        an env is rebuilt by replaying its actions since the last reset.
+        an env is rebuilt by replaying its actions since the last reset. It is called between two
+        chunks, also within an episode that goes on, and must change nothing.
         """
         return None
 

@@ -31,6 +31,10 @@ class PointOptions:
     pictures: bool = False
     draws: bool = True
     at_end: bool = False
+    states: bool = False
+    """Whether it gives its state."""
+    seconds: float = 0.0
+    """Of a step."""
 
 
 class PointEnv(SimulatorEnv):
@@ -71,7 +75,14 @@ class PointEnv(SimulatorEnv):
             observation, _ = self._misbehave(observation, 0.0)
         return observation, {}
 
+    def get_state(self) -> Any:
+        return {"position": self._position, "steps": self._steps} if self.options.states else None
+
+    def set_state(self, state: Any) -> None:
+        self._position, self._steps = state["position"], state["steps"]
+
     def step(self, action: np.ndarray) -> Any:
+        time.sleep(self.options.seconds)
         self._position = self._position + np.float32(0.1) * action
         self._steps += 1
         if self._steps == 2 and self.options.tasks > 1:

@@ -474,6 +474,59 @@ def test_a_process_that_is_lost_between_two_chunks_repeats_no_result(point, repl
     assert len(told) == len(set(told))
 
 
+def test_a_lost_process_goes_on_from_the_last_states_and_repeats_what_came_after(point):
+    """Its resets lead elsewhere each time, so that repeating all actions would, too."""
+    options = {"states": True, "seconds": 0.26}  # four steps are long enough to keep a state
+    config = point("noise", processes=1, max_fault_rate=1.0, options=options)
+    chunks = actions(3, 2)
+    with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
+        position = env.reset()["states"]
+        for given in (chunks[0], chunks[1][:, :1]):
+            env.chunk_step(given)
+        process = psutil.Process(env.process_ids[0])
+        process.kill()
+        process.wait()
+        step = env.chunk_step(chunks[2][:, :1])
+    assert [(fault.env, fault.reason) for fault in step.faults] == [(-1, FaultReason.CRASH)]
+    assert step.valid.all()
+    given = np.concatenate([chunks[0], chunks[1][:, :1], chunks[2][:, :1]], axis=1)
+    expected = position + 0.1 * given.sum(1)
+    assert np.allclose(step.observations["states"], expected, atol=1e-5)
+
+
+def test_a_state_of_another_episode_brings_nothing_back(point):
+    """The listed episode is tried again after a fault, under the same number and seed."""
+    options = {"states": True, "seconds": 0.07, "replays": False}
+    config = point("raise", at_step=17, processes=1, max_fault_rate=1.0, options=options)
+    given = np.full((1, 18, 2), 0.01, np.float32)
+    with SupervisedVectorEnv(config, num_envs=1, seed=3, episode_seeds=[(0, 100)]) as env:
+        start = env.reset()["states"]
+        env.chunk_step(given[:, :16])  # long enough to keep the state of its end
+        env.chunk_step(given[:, 16:17])
+        assert np.array_equal(env.observations()["states"], start)
+        env.chunk_step(given[:, 17:])
+        process = psutil.Process(env.process_ids[0])
+        process.kill()
+        process.wait()
+        step = env.chunk_step(given[:, 17:])
+    assert FaultReason.NOT_REPLAYABLE in [fault.reason for fault in step.faults]
+
+
+def test_a_process_that_is_replaced_for_its_memory_tells_the_states_of_its_envs(point):
+    """Which go on, though their actions must not be repeated."""
+    options = {"replays": False, "states": True}
+    config = point("leak", at_step=1, memory_limit_mb=200, processes=1, options=options)
+    found, valid = [], []
+    with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
+        env.reset()
+        for chunk in actions(20, 2):
+            step = env.chunk_step(chunk)
+            found += [fault.reason for fault in step.faults]
+            valid.append(step.valid.all())
+    assert set(found) == {FaultReason.MEMORY}
+    assert all(valid)
+
+
 def test_a_run_that_loses_all_episodes_to_its_memory_limit_ends(point):
     config = point("leak", at_step=1, memory_limit_mb=120, processes=1,
                    options={"replays": False})  # fmt: skip

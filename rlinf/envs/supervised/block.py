@@ -113,8 +113,8 @@ def read_state(block: SharedBlock, simulator: Mapping[int, np.ndarray]) -> dict[
 
 def write_state(
     block: SharedBlock, state: Mapping[str, Any], first_env: int
-) -> dict[int, dict[str, Any]]:
-    """Write ``state`` into the block and return by row how its env is restored.
+) -> dict[int, np.ndarray]:
+    """Write ``state`` into the block and return by row the encoded states of simulators.
 
     Raises:
         CheckpointError: The state is that of other envs.
@@ -143,11 +143,7 @@ def write_state(
             )
         target[...] = value
     states, sizes = state["simulator"]["state"], state["simulator"]["size"]
-    return {
-        row: {"state": np.asarray(states[row, : int(size)])}
-        for row, size in enumerate(sizes)
-        if size
-    }
+    return {row: np.asarray(states[row, : int(size)]) for row, size in enumerate(sizes) if size}
 
 
 def reshard(states: Sequence[dict[str, Any]], workers: int) -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,10 +23,11 @@ from rlinf.envs.supervised.checks import (
 )
 from rlinf.envs.supervised.episodes import Episodes
 from rlinf.envs.supervised.failing_tasks import RESETS
+from rlinf.envs.supervised.kept_states import StateKeeper, encoded_state
 from rlinf.envs.supervised.schedule import EpisodeRules
 from rlinf.errors import RunFailure
 from rlinf.processes.shared_block import SharedBlock
-from rlinf.processes.wire import decode_tree, encode_tree
+from rlinf.processes.wire import decode_tree
 
 _RESET = ("observation", "info")
 _STEP = ("observation", "reward", "terminated", "truncated", "info")
@@ -63,6 +65,7 @@ class EnvHost:
         self.rules = rules
         self._numbers = numbers
         self._progress = progress
+        self._keeper = StateKeeper(block)
         # Single numbers are read and written in half the time of an array's.
         self._ticks: Any = progress.data
         self._rewards: Any = block["rewards"].data
@@ -88,6 +91,10 @@ class EnvHost:
         """What happened since the last call, see :meth:`Episodes.take_report`."""
         return self._episodes.take_report()
 
+    def take_states(self) -> dict[str, np.ndarray]:
+        """States by row that were taken since the last call, see :class:`StateKeeper`."""
+        return self._keeper.take()
+
     def schedule(self, rules: EpisodeRules) -> None:
         """Play by other rules from the next reset on."""
         self.rules = self._episodes.rules = rules
@@ -105,10 +112,12 @@ class EnvHost:
         actions, active = block["actions"][part, :chunk].copy(), block["active"][part].tolist()
         for index, row in enumerate(self._at_work(pending, sequence)):
             if active[index]:
+                begin = time.perf_counter()
                 try:
                     self._run_chunk(row, actions[index])
                 except EnvSideFault as fault:
                     self._replace_episode(row, fault)
+                self._keeper.stepped(row, self._envs[row], time.perf_counter() - begin)
 
     def _prepare(self, pending: np.ndarray, chunk: int) -> slice | np.ndarray:
         """Write into the rows that a chunk begins, for the episodes that are running; returns which
@@ -128,8 +137,9 @@ class EnvHost:
 
         Args:
             rows: By row number: ``broken`` (reason, detail) for an env whose episode is lost,
-                ``state`` (bytes) when the simulator gave one, ``sequence`` of a command in flight
-                that a lost row has thereby completed.
+                ``state`` (bytes) when the simulator gave one, and the ``steps`` of the episode
+                that led to it, ``sequence`` of a command in flight that a lost row has thereby
+                completed.
         """
         self._episodes.tasks.review()
         for name, entry in rows.items():
@@ -140,7 +150,7 @@ class EnvHost:
                     reason, detail = entry["broken"]
                     raise EnvSideFault(FaultReason(reason), detail)
                 if self._block["status"][row] == Status.RUNNING:
-                    self._rebuild(row, entry.get("state"))
+                    self._rebuild(row, entry.get("state"), entry.get("steps", 0))
             except EnvSideFault as fault:
                 self._give_up(row, fault, entry)
             self._progress[0] = -1
@@ -148,12 +158,8 @@ class EnvHost:
     def states(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
         """The encoded simulator state by row, for the rows that have one."""
         running = [row for row in rows if self._block["status"][row] == Status.RUNNING]
-        states = {str(row): self._envs[row].get_state() for row in running}
-        return {
-            row: np.frombuffer(encode_tree(state), np.uint8)
-            for row, state in states.items()
-            if state is not None
-        }
+        states = {str(row): encoded_state(self._envs[row]) for row in running}
+        return {row: state for row, state in states.items() if state is not None}
 
     def render(self, row: int) -> np.ndarray:
         """A picture of the env of ``row``, uint8 [H, W, 3]."""
@@ -329,11 +335,13 @@ class EnvHost:
         if entry.get("sequence") is not None:
             block["done_sequence"][row] = entry["sequence"]
 
-    def _rebuild(self, row: int, state: np.ndarray | None) -> None:
-        """Bring a new env to where the old one was: by its state, or by replaying its actions."""
+    def _rebuild(self, row: int, state: np.ndarray | None, told: int) -> None:
+        """Bring a new env to where the old one was: by the state after ``told`` steps, if there is
+        one, and by repeating the actions behind it."""
         env, block = self._envs[row], self._block
-        begins = not block["steps"][row]
-        if state is None and not env.replayable and not begins:
+        steps = int(block["steps"][row])
+        repeated = block["log"][row, told:steps].copy()
+        if len(repeated) and not env.replayable:
             raise EnvSideFault(
                 FaultReason.NOT_REPLAYABLE,
                 "the env had to be built anew, and this simulator's actions must not be repeated",
@@ -342,21 +350,20 @@ class EnvHost:
         observation, _ = answered(_RESET, env.reset, seed=int(block["seed"][row]))
         if state is not None:
             guarded(env.set_state, decode_tree(state.tobytes()))
-            return
-        shown = self._with_task(observation, row)
-        if begins and not env.replayable:  # nothing is repeated
-            if self._observations.shows(shown, row):
+            if not len(repeated):
                 return
+        for action in repeated:
+            observation = self._step_env(env, action, blind=False)[0]
+        if self._observations.shows(self._with_task(observation, row), row):
+            return
+        if not env.replayable:
             detail = "the env had to be built anew, and its seed leads to another start by now"
             raise EnvSideFault(FaultReason.NOT_REPLAYABLE, detail)
-        for action in block["log"][row, : int(block["steps"][row])].copy():
-            observation = self._step_env(env, action, blind=False)[0]
-        if not self._observations.shows(self._with_task(observation, row), row):
-            raise EnvSideFault(
-                FaultReason.MALFORMED,
-                "the env could not be rebuilt: replaying its actions since the last reset led to "
-                "another observation, so the simulator is not deterministic",
-            )
+        raise EnvSideFault(
+            FaultReason.MALFORMED,
+            "the env could not be rebuilt: replaying its actions since the last reset led to "
+            "another observation, so the simulator is not deterministic",
+        )
 
 
 def _part(rows: np.ndarray) -> slice | np.ndarray:

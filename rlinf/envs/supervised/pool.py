@@ -12,6 +12,7 @@ from rlinf.envs.supervised.block import block_fields
 from rlinf.envs.supervised.failing_tasks import never_began
 from rlinf.envs.supervised.faults import EnvReport
 from rlinf.envs.supervised.handle import Command, EnvProcess, ProcessLimits
+from rlinf.envs.supervised.kept_states import KeptStates
 from rlinf.errors import ConfigError, RunFailure
 from rlinf.processes.child import ProcessLostError, require_open_files
 from rlinf.processes.shared_block import (
@@ -30,9 +31,9 @@ class EnvPool:
     """Env processes that share one block.
 
     When a process is lost, it is built anew. The env that was at work starts a fresh episode; its
-    neighbours in the process are brought back to where they were by replaying their actions, which
-    lie in the block, and the commands in flight are sent again: rows that had completed them skip
-    them.
+    neighbours in the process are brought back to where they were, by the last state that they gave
+    and by repeating their actions since then, which lie in the block, and the commands in flight
+    are sent again: rows that had completed them skip them.
 
     Args:
         settings: What every process must know.
@@ -57,7 +58,7 @@ class EnvPool:
             row: stage for process in rows for stage, part in enumerate(process) for row in part
         }
         self._limits = limits
-        self._report = EnvReport()
+        self._report, self._kept = EnvReport(), KeptStates()
         self._too_large = [0] * len(rows)  # replacements in a row that held too much at once
         self._processes: list[EnvProcess] = []
         self._memory = open_memory("rlinf-envs")
@@ -141,7 +142,9 @@ class EnvPool:
         for index in range(len(self._processes)):
             while stage in self._processes[index].pending:
                 try:
-                    self._report.add(self._processes[index].collect())
+                    answer = self._processes[index].collect()
+                    self._report.add(answer)
+                    self._kept.keep(self.block, answer.get("states", {}))
                 except ProcessLostError as lost:
                     self._replace(index, lost)
             self._recycle(index)
@@ -157,10 +160,13 @@ class EnvPool:
         answers = self._ask("state", [{}] * len(self._processes))
         return {int(row): state for answer in answers for row, state in answer["states"].items()}
 
-    def restore(self, orders: Mapping[int, dict[str, Any]]) -> None:
-        """Bring the envs to where the block says they are (see :meth:`EnvHost.restore`)."""
+    def restore(self, states: Mapping[int, np.ndarray]) -> None:
+        """Bring the envs to where the block says they are, where some had these encoded states
+        (see :meth:`EnvHost.restore`)."""
+        self._kept.clear()
+        self._kept.keep(self.block, states)
         rows = [
-            {"rows": {str(row): orders.get(row, {}) for row in self._rows_of(index)}}
+            {"rows": {str(row): self._kept.order(self.block, row) for row in self._rows_of(index)}}
             for index in range(len(self._processes))
         ]
         for answer in self._ask("restore", rows):
@@ -247,7 +253,12 @@ class EnvPool:
             return
         if (held := process.memory()) > limit:
             detail = f"{held >> 20} MB are held, memory_limit_mb allows {limit >> 20}"
-            self._replace(index, ProcessLostError("memory", detail))
+            lost = ProcessLostError("memory", detail)
+            try:  # it still can say where its envs are
+                self._kept.keep(self.block, process.ask("state")["states"])
+            except ProcessLostError as other:
+                lost = other
+            self._replace(index, lost)
             too_large = self._processes[index].memory() > limit
             self._too_large[index] = self._too_large[index] + 1 if too_large else 0
             if self._too_large[index] == MAX_TOO_LARGE_IN_A_ROW:
@@ -281,8 +292,9 @@ class EnvPool:
 
     def _order(self, row: int, in_flight: Sequence[Command]) -> dict[str, Any]:
         """How a row of a lost process is restored: lost rows complete their command."""
+        order = self._kept.order(self.block, row)
         for command in in_flight:
             done = self.block["done_sequence"][row] == command.sequence
             if command.stage == self._stage_of[row] and not done:
-                return {"sequence": command.sequence}
-        return {}
+                return {**order, "sequence": command.sequence}
+        return order

@@ -68,6 +68,8 @@ class _Server:
         if operation == "step":
             rows = self._settings["rows"][message["stage"]]
             host.step(rows, message["sequence"], message["chunk"])
+            if states := host.take_states():
+                return {"states": states}
         elif operation == "reset":
             host.reset(self._settings["rows"][message["stage"]], message["sequence"])
         elif operation == "restore":

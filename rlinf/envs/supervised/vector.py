@@ -268,11 +268,11 @@ class SupervisedVectorEnv(VectorEnv):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See :meth:`VectorEnv.load_state_dict`."""
         self._refuse_in_flight(*range(self.stages))
-        orders = write_state(self._block, state, self.first_env)
+        states = write_state(self._block, state, self.first_env)
         self._carried_invalid[:] = state["carried_invalid"]
         self._watch.load_state_dict(state["fault_watch"])
         self._block["done_sequence"][:] = 0
-        self._pool.restore(orders)
+        self._pool.restore(states)
         self._note_faults()
 
     def close(self) -> None:

@@ -186,6 +186,14 @@ def test_simulators_beside_a_vector_env() -> None:
 
 
 @pytest.mark.slow
+def test_states() -> None:
+    text = printed("states.py", "metaworld", "--steps", "10", "--turns", "1")
+    pattern = r"metaworld: # s by its state \(# kB\), # s by 10 actions, # x"
+    by_state, _, by_actions, ratio = positive(pattern, text)
+    assert_ratio(ratio, by_actions, by_state, digits=0.06)
+
+
+@pytest.mark.slow
 def test_renderers() -> None:
     packages = [name for name in ("mujoco", "sapien", "pybullet") if interpreter_with(name)]
     if not packages:

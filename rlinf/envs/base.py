@@ -25,15 +25,16 @@ from gymnasium import spaces
 
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.registry import Registry
-from rlinf.envs.observation_names import present
+from rlinf.envs.observation_names import depth_of, is_depth, present
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError, told
 
 Observation = Dict[str, np.ndarray]  # noqa: UP006
 """One observation: ``states``, ``proprioception`` float32 [D]; ``main_images``, ``wrist_images``
 uint8 [H, W, 3] or [n, H, W, 3]; ``extra_view_images`` uint8 [n, H, W, 3]; further cameras by name,
-``images.NAME`` uint8 [H, W, 3], and ``depth.NAME`` float32 [H, W] in metres. Any subset, the same
-at every step."""
+``images.NAME`` uint8 [H, W, 3]; and ``depth.NAME`` float32 [H, W], of each pixel of a picture
+(:func:`~rlinf.envs.observation_names.depth_of`) how far off what it shows is along the axis of the
+camera, in metres. Any subset, the same at every step."""
 
 PICTURE_SIZES = (32, 1024)
 """The smallest and the largest height and width of a picture, in pixels."""
@@ -51,7 +52,7 @@ _PICTURES = ("main_images", "wrist_images", "extra_view_images")
 def observation_type(key: str) -> type[np.generic] | None:
     """Return the type that an observation of this key has; None where there is no such key."""
     key = present(key)
-    if key in VECTORS or re.fullmatch(r"depth\.\w+", key):
+    if key in VECTORS or (is_depth(key) and re.fullmatch(r"\w+\.\w+", key)):
         return np.float32
     if key in (*_PICTURES, INSTRUCTION_KEY) or re.fullmatch(r"images\.\w+", key):
         return np.uint8
@@ -67,6 +68,15 @@ def observation_space(shapes: Mapping[str, Sequence[int]]) -> spaces.Dict:
         else:
             parts[key] = spaces.Box(-np.inf, np.inf, tuple(shape), np.float32)
     return spaces.Dict(parts)
+
+
+def camera_shapes(
+    pictures: Mapping[str, tuple[int, int]], *, depth: bool
+) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of pictures of these heights and widths by their keys, and of the depth of
+    each where it is shown."""
+    shapes: dict[str, tuple[int, ...]] = {key: (*size, 3) for key, size in pictures.items()}
+    return {**shapes, **({depth_of(key): size for key, size in pictures.items()} if depth else {})}
 
 
 def instruction_bytes(text: str) -> np.ndarray:

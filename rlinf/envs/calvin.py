@@ -23,30 +23,37 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     quiet,
     require_known,
     require_package,
     require_within,
 )
+from rlinf.envs.observation_names import depth_of
 from rlinf.envs.requirements import Requirements, source_folder
 from rlinf.errors import ConfigError
 
 SCENES = ("calvin_scene_A", "calvin_scene_B", "calvin_scene_C", "calvin_scene_D")
 CHAINS = 1000
 SUBTASK_STEPS = 360
-_CAMERAS = {"main_images": ("rgb_static", 200), "wrist_images": ("rgb_gripper", 84)}
+_CAMERAS = {"main_images": ("static", 200), "wrist_images": ("gripper", 84)}
 
 
 @dataclass(frozen=True)
 class CalvinOptions:
     """Options of the ``calvin`` env type."""
 
+    only_with: ClassVar = {"depth": "images: true"}
+
     scene: str = "calvin_scene_D"
     """Table, ``calvin_scene_A`` to ``calvin_scene_D``; published evaluations are on D."""
 
     images: bool = True
     """Whether observations hold ``main_images`` [200, 200, 3] and ``wrist_images`` [84, 84, 3]."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` [200, 200] and ``depth.wrist`` [84, 84], metres."""
 
     chain: int = 5
     """Instructions in a row, at most 5."""
@@ -110,7 +117,8 @@ class CalvinEnv(SimulatorEnv):
         self._seen: dict[str, Any] = {}
         shapes: dict[str, tuple[int, ...]] = {"states": (15,)}
         if options.images:
-            shapes.update({key: (size, size, 3) for key, (_, size) in _CAMERAS.items()})
+            sizes = {key: (size, size) for key, (_, size) in _CAMERAS.items()}
+            shapes.update(camera_shapes(sizes, depth=options.depth))
         self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
@@ -174,7 +182,11 @@ class CalvinEnv(SimulatorEnv):
             self._env.cameras = self._all_cameras
             seen = self._env.get_obs()
             for key, (camera, _) in _CAMERAS.items():
-                observation[key] = np.ascontiguousarray(seen["rgb_obs"][camera], np.uint8)
+                picture = seen["rgb_obs"][f"rgb_{camera}"]
+                observation[key] = np.ascontiguousarray(picture, np.uint8)
+                if self.options.depth:
+                    depth = seen["depth_obs"][f"depth_{camera}"]
+                    observation[depth_of(key)] = np.ascontiguousarray(depth, np.float32)
         return observation
 
     def render(self) -> Any:

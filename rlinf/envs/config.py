@@ -21,7 +21,7 @@ from pydantic import Discriminator, Field, Tag
 from rlinf.config.base import StrictModel
 from rlinf.config.component import illegal
 from rlinf.config.effects import idle_keys
-from rlinf.config.nearest import did_you_mean
+from rlinf.config.nearest import did_you_mean, join_choices
 from rlinf.config.options import ComponentOptions, field_descriptions
 from rlinf.config.reasons import reason, required
 from rlinf.envs.base import REGISTRY, SimulatorBatch, require_methods
@@ -32,6 +32,8 @@ from rlinf.processes.child import ONE_THREAD, ProcessLostError, SupervisedProces
 
 _INTERPRETERS = "give the path of an interpreter, for example envs/simulator/bin/python"
 _CHECK_SECONDS = 60.0
+_NAMED = 10
+"""Env types that a refusal names; more have an option which says nothing of what they can."""
 
 
 class EnvConfig(StrictModel):
@@ -365,9 +367,11 @@ def _validated_options(name: str, values: dict[str, Any]) -> Any:
     for key in values:
         if key not in known:
             hint = did_you_mean(key, known)
-            if _is_of_another(key):
+            if others := _with_option(key):
                 drop = "~env.train.options, or ~env.train.N.options of number N of a list"
                 hint = f"to drop those of another simulator: {drop}; {hint}"
+                if len(others) <= _NAMED:
+                    hint = f"env types with it: {join_choices(others)}; {hint}"
             raise illegal(f"options.{key}", f"unknown option of {name}", hint=hint)
     try:
         options = _form_of(options_class).validate_json(  # type: ignore[arg-type]
@@ -401,7 +405,10 @@ def _names(options_class: type[Any]) -> list[str]:
     return [field.name for field in dataclasses.fields(options_class)]
 
 
-def _is_of_another(key: str) -> bool:
-    """Whether some simulator has an option of this name."""
-    adapters = [each for _, each in REGISTRY.usable() if not isinstance(each, ConfigError)]
-    return any(key in _names(each.Options) for each in adapters)
+def _with_option(key: str) -> list[str]:
+    """Env types that have an option of this name."""
+    return [
+        name
+        for name, adapter in REGISTRY.usable()
+        if not isinstance(adapter, ConfigError) and key in _names(adapter.Options)
+    ]

@@ -17,6 +17,7 @@ import psutil
 
 from rlinf.conformance import CheckResult, outcome, require
 from rlinf.envs.config import EnvConfig
+from rlinf.envs.observation_names import depth_of, is_depth
 from rlinf.envs.results import FaultReason, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
@@ -359,9 +360,10 @@ def _recovery(evidence: _Evidence) -> str:
 
 
 def _pictures(evidence: _Evidence) -> str:
+    found = _depths(evidence)
     frame = evidence.play.picture
     if isinstance(frame, str):
-        return f"not offered: {frame}"
+        return f"not offered: {frame}{found}"
     require(
         frame.ndim == 3 and frame.shape[2] == 3 and frame.dtype == np.uint8,
         f"a picture is {frame.dtype}{frame.shape} instead of uint8 [H, W, 3]",
@@ -369,7 +371,27 @@ def _pictures(evidence: _Evidence) -> str:
     for name, pictures in {"render": frame[None], **evidence.play.first}.items():
         if pictures.dtype == np.uint8:
             require(all(each.any() for each in pictures), f"{name}: a picture is black")
-    return f"pictures of {frame.shape[1]} x {frame.shape[0]}, none of them black"
+    return f"pictures of {frame.shape[1]} x {frame.shape[0]}, none of them black{found}"
+
+
+def _depths(evidence: _Evidence) -> str:
+    """From where to where depths go; those that are not finite are faults of the steps."""
+    shapes, seen = evidence.play.spec.observation_shapes, [evidence.play.first]
+    seen += [step.observations for step in evidence.play.steps]
+    named = {depth_of(key): key for key in evidence.play.spec.pictures}
+    nearest, farthest = math.inf, 0.0
+    for key in filter(is_depth, shapes):
+        if key in named:
+            picture = shapes[named[key]]
+            require(
+                shapes[key] == picture[-3:-1],
+                f"'{key}' is {list(shapes[key])}, its picture {named[key]} {list(picture)}",
+            )
+        for depth in (each[key] for each in seen):
+            require(bool((depth > 0).all()), f"'{key}' holds {depth.min():g}, which is no distance")
+            require(all(np.ptp(each) > 0 for each in depth), f"'{key}' is the same everywhere")
+            nearest, farthest = min(nearest, depth.min()), max(farthest, depth.max())
+    return f"; depths from {nearest:.3g} to {farthest:.3g} m" if farthest else ""
 
 
 def _close(evidence: _Evidence) -> str:

@@ -17,6 +17,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     quiet,
     require_known,
@@ -37,7 +38,11 @@ _IDLE = np.array([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0])
 class LiberoOptions:
     """Options of the ``libero`` env type."""
 
-    only_with: ClassVar = {"image_size": "images: true", "mirrored": "images: true"}
+    only_with: ClassVar = {
+        "image_size": "images: true",
+        "depth": "images: true",
+        "mirrored": "images: true",
+    }
 
     suite: str = "libero_spatial"
     """Suite: one of LIBERO's five, or a variant of LIBERO-PRO such as ``libero_goal_swap``."""
@@ -47,6 +52,9 @@ class LiberoOptions:
 
     images: bool = True
     """Whether observations hold ``main_images`` and ``wrist_images``, both square."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` and ``depth.wrist``, metres."""
 
     image_size: int = 256
     """Height and width of the pictures in pixels."""
@@ -106,7 +114,8 @@ class LiberoEnv(SimulatorEnv):
         self._simulator: _Simulator | None = None
         shapes: dict[str, tuple[int, ...]] = {"states": (8,)}
         if options.images:
-            shapes.update(dict.fromkeys(CAMERAS, (options.image_size, options.image_size, 3)))
+            size = (options.image_size, options.image_size)
+            shapes.update(camera_shapes(dict.fromkeys(CAMERAS, size), depth=options.depth))
         self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (7,), np.float32)
 
@@ -157,10 +166,9 @@ class LiberoEnv(SimulatorEnv):
         """Return states and pictures of the present state."""
         observation: Observation = {"states": self._present.states()}
         if self.options.images:
-            size = self.options.image_size
-            for key, camera in CAMERAS.items():
-                picture = self._present.picture(camera, size)
-                observation[key] = picture[:, ::-1] if self.options.mirrored else picture
+            seen = self._present.seen(self.options.image_size, depth=self.options.depth)
+            turn = slice(None, None, -1 if self.options.mirrored else 1)
+            observation.update((key, each[:, turn]) for key, each in seen.items())
         return observation
 
     def render(self) -> Any:
@@ -277,6 +285,10 @@ class _Simulator:
     def picture(self, camera: str, size: int) -> np.ndarray:
         """The view of a camera, uint8 [size, size, 3], upright."""
         return self._painter.paint(self._env.sim.data._data, camera, size)
+
+    def seen(self, size: int, *, depth: bool) -> Observation:
+        """What the cameras see, upright."""
+        return self._painter.observations(self._env.sim.data._data, CAMERAS, size, depth=depth)
 
     def close(self) -> None:
         """Free model and graphics."""

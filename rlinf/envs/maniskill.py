@@ -16,12 +16,14 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     require_known,
     require_package,
     require_picture_sizes,
     require_within,
 )
+from rlinf.envs.observation_names import depth_of
 from rlinf.envs.requirements import Requirements
 from rlinf.errors import ConfigError
 
@@ -74,6 +76,8 @@ REWARDS = {
 }
 """What a task can be paid by, by how its name begins; the first that fits."""
 
+_FARTHEST = 100.0
+"""Metres of the far clipping plane of the tasks' cameras."""
 _STATES = ("all", "robot")
 _ROBOT_MESHES = ("visual", "collision")
 _NO_VULKAN = ("vk::", "rendering device")
@@ -86,6 +90,7 @@ class ManiSkillOptions:
 
     only_with: ClassVar = {
         "image_size": "images: true",
+        "depth": "images: true",
         "field_of_view": "images: true",
         "camera_position": "images: true",
         "camera_target": "camera_position",
@@ -107,6 +112,10 @@ class ManiSkillOptions:
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3] of the base camera."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` [image_size, image_size], metres to the millimetre;
+    100 where nothing is within 32 m."""
 
     image_size: int = 128
     """Height and width of ``main_images`` in pixels."""
@@ -200,7 +209,7 @@ class ManiSkillEnv(SimulatorEnv):
             self._seen, _ = self._env.reset(seed=0)
         shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
-            shapes["main_images"] = (size, size, 3)
+            shapes.update(camera_shapes({"main_images": (size, size)}, depth=options.depth))
         self.observation_space = observation_space(shapes)
         self._takes: Any = self._env.single_action_space
         flat: Any = spaces.flatten_space(self._takes)  # of two robots one behind the other
@@ -249,7 +258,7 @@ class ManiSkillEnv(SimulatorEnv):
         """Execute one action without drawing a picture."""
         # Where there are pictures, `observe` reads the states beside them. ManiSkill flattens those
         # of "rgb+state" after every step, and so must have some.
-        self._env._obs_mode = "none" if self._mode == "rgb" else "state"
+        self._env._obs_mode = "state" if "state" in self._mode else "none"
         given: Any = np.asarray(action, np.float32)
         if isinstance(self._takes, spaces.Dict):
             given = spaces.unflatten(self._takes, given)
@@ -278,7 +287,7 @@ class ManiSkillEnv(SimulatorEnv):
 
     def _states(self) -> np.ndarray:
         seen = self._seen
-        if self._mode == "rgb":
+        if self.options.images and "state" not in self._mode:
             parts = {name: seen[name] for name in ("agent", "extra")}
             states = self._flattened(parts, use_torch=True)
         else:
@@ -289,7 +298,14 @@ class ManiSkillEnv(SimulatorEnv):
     def _observation(self) -> Observation:
         observation = {"states": self._states()}
         if self.options.images:
-            observation["main_images"] = self._seen["sensor_data"]["base_camera"]["rgb"][0].numpy()
+            seen = self._seen["sensor_data"]["base_camera"]
+            observation["main_images"] = seen["rgb"][0].numpy()
+            if self.options.depth:
+                # Whole millimetres in 16 bits: not above 0 where nothing is, or too far away.
+                metres = seen["depth"][0, ..., 0].numpy().astype(np.float32) / np.float32(1000.0)
+                observation[depth_of("main_images")] = np.where(
+                    metres > 0, metres, np.float32(_FARTHEST)
+                )
         return observation
 
 
@@ -297,7 +313,8 @@ def _mode(options: ManiSkillOptions) -> str:
     """ManiSkill's name of what is observed."""
     if not options.images:
         return "state"
-    return "rgb+state" if options.states == "all" else "rgb"
+    seen = "rgb+depth" if options.depth else "rgb"
+    return f"{seen}+state" if options.states == "all" else seen
 
 
 def _import_mani_skill(*, draws: bool) -> None:

@@ -6,6 +6,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 _EARLIER = "@"
+_DEPTH = "depth."
+_CAMERAS = {"main_images": "main", "wrist_images": "wrist"}
+
+
+def depth_of(picture: str) -> str:
+    """Return the name of the depth of what a picture shows: ``depth.main`` of ``main_images``,
+    ``depth.NAME`` of ``images.NAME``."""
+    return _DEPTH + _CAMERAS.get(picture, picture.rpartition(".")[2])
+
+
+def is_depth(key: str) -> bool:
+    """Whether an observation of this name is the depth of what a camera sees."""
+    return key.startswith(_DEPTH)
 
 
 def earlier(key: str, steps: int) -> str:

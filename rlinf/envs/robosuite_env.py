@@ -12,6 +12,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     require_known,
     require_package,
@@ -37,7 +38,7 @@ ROBOTS = ("Panda", "Sawyer", "IIWA", "Jaco", "Kinova3", "UR5e")
 class RobosuiteOptions:
     """Options of the ``robosuite`` env type."""
 
-    only_with: ClassVar = {"image_size": "images: true"}
+    only_with: ClassVar = {"image_size": "images: true", "depth": "images: true"}
 
     task: str
     """Task, for example ``Lift``."""
@@ -50,6 +51,9 @@ class RobosuiteOptions:
 
     images: bool = False
     """Whether observations hold ``main_images`` and ``wrist_images``."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` and ``depth.wrist``, metres."""
 
     image_size: int = 84
     """Height and width of the pictures in pixels."""
@@ -92,8 +96,9 @@ class RobosuiteEnv(SimulatorEnv):
         self._seen = self._env.reset()
         shapes: dict[str, tuple[int, ...]] = {"states": self._states().shape}
         if options.images:
-            picture = (options.image_size, options.image_size, 3)
-            shapes.update(main_images=picture, wrist_images=picture)
+            self._cameras = {"main_images": options.camera, "wrist_images": "robot0_eye_in_hand"}
+            size = (options.image_size, options.image_size)
+            shapes.update(camera_shapes(dict.fromkeys(self._cameras, size), depth=options.depth))
         self.observation_space = observation_space(shapes)
         low, high = (np.asarray(limit, np.float32) for limit in self._env.action_spec)
         self.action_space = spaces.Box(low, high, dtype=np.float32)
@@ -134,14 +139,16 @@ class RobosuiteEnv(SimulatorEnv):
         """Return states and pictures of the present state."""
         observation = {"states": self._states()}
         if self.options.images:
-            size = self.options.image_size
-            observation["main_images"] = self._picture(self.options.camera, size)
-            observation["wrist_images"] = self._picture("robot0_eye_in_hand", size)
+            data, options = self._env.sim.data._data, self.options
+            seen = self._painter.observations(
+                data, self._cameras, options.image_size, depth=options.depth
+            )
+            observation.update(seen)
         return observation
 
     def render(self) -> Any:
         """Return a picture, uint8 [256, 256, 3]."""
-        return self._picture(self.options.camera, 256)
+        return self._painter.paint(self._env.sim.data._data, self.options.camera, 256)
 
     def get_state(self) -> dict[str, Any]:
         """The simulation, its controllers, and what the task counts."""
@@ -160,9 +167,6 @@ class RobosuiteEnv(SimulatorEnv):
         """Free model and graphics."""
         self._painter.close()
         self._env.close()
-
-    def _picture(self, camera: str, size: int) -> np.ndarray:
-        return self._painter.paint(self._env.sim.data._data, camera, size)
 
     def _states(self) -> np.ndarray:
         keys = sorted(key for key in self._seen if key.endswith("proprio-state"))

@@ -253,7 +253,8 @@ def test_a_key_that_no_task_has_is_refused_once(capsys: pytest.CaptureFixture[st
         (
             ["check", "env", "genesis", "options.states=true"],
             [
-                "unknown option of genesis; to drop those of another simulator: ~env.train.options",
+                "unknown option of genesis; env types with it: aloha, behavior, maniskill, ",
+                "to drop those of another simulator: ~env.train.options",
                 "or ~env.train.N.options of number N of a list",
             ],
         ),

@@ -13,6 +13,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     package_folder,
     require_known,
@@ -73,7 +74,7 @@ TASKS = (
 class DmControlOptions:
     """Options of the ``dm_control`` env type."""
 
-    only_with: ClassVar = {"image_size": "images: true"}
+    only_with: ClassVar = {"image_size": "images: true", "depth": "images: true"}
 
     task: str
     """Task: ``walker-walk``, ``lift_brick_features``."""
@@ -84,6 +85,9 @@ class DmControlOptions:
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3]."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` [image_size, image_size], metres."""
 
     image_size: int = 84
     """Height and width of ``main_images`` in pixels."""
@@ -132,7 +136,8 @@ class DmControlEnv(SimulatorEnv):
         first, _ = self.reset(seed=0)
         shapes: dict[str, tuple[int, ...]] = {"states": first["states"].shape}
         if options.images:
-            shapes["main_images"] = (options.image_size, options.image_size, 3)
+            size = (options.image_size, options.image_size)
+            shapes.update(camera_shapes({"main_images": size}, depth=options.depth))
         self.observation_space = observation_space(shapes)
         limits = self._env.action_spec()
         low, high = (
@@ -184,12 +189,16 @@ class DmControlEnv(SimulatorEnv):
         ]
         observation = {"states": np.concatenate(flat, dtype=np.float32, casting="same_kind")}
         if self.options.images:
-            observation["main_images"] = self._picture(self.options.image_size)
+            physics, options = self._env.physics, self.options
+            cameras, size = {"main_images": self._camera}, options.image_size
+            observation.update(
+                self._drawer.observations(physics.data.ptr, cameras, size, depth=options.depth)
+            )
         return observation
 
     def render(self) -> Any:
         """Return a picture, uint8 [256, 256, 3]."""
-        return self._picture(256)
+        return self._drawer.paint(self._env.physics.data.ptr, self._camera, 256)
 
     def get_state(self) -> dict[str, Any] | None:
         """Of a task of the suite the simulation: its own attributes are those of its reset. Those
@@ -214,15 +223,18 @@ class DmControlEnv(SimulatorEnv):
         self._forget_picture()
         self._env.close()
 
-    def _picture(self, size: int) -> np.ndarray:
+    @property
+    def _camera(self) -> str:
+        return self.options.camera or str(self._env.physics.model.ptr.camera(0).name)
+
+    @property
+    def _drawer(self) -> Any:
+        """Who draws the present model."""
         from rlinf.envs.mujoco.picture import Painter
 
-        physics = self._env.physics
         if self._painter is None:
-            self._painter = Painter(physics.model.ptr)
-        camera = self.options.camera or physics.model.ptr.camera(0).name
-        picture: np.ndarray = self._painter.paint(physics.data.ptr, camera, size)
-        return picture
+            self._painter = Painter(self._env.physics.model.ptr)
+        return self._painter
 
     def _forget_picture(self) -> None:
         if self._painter is not None:

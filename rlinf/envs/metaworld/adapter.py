@@ -17,6 +17,7 @@ from gymnasium import spaces
 from rlinf.envs.base import (
     Observation,
     SimulatorEnv,
+    camera_shapes,
     observation_space,
     require_known,
     require_picture_sizes,
@@ -42,6 +43,7 @@ class MetaWorldOptions:
     """Options of the ``metaworld`` env type."""
 
     only_with: ClassVar = {
+        "depth": "images: true",
         "image_size": "images: true",
         "effects": "images: true",
         "partially_observable": "states: true",
@@ -60,6 +62,9 @@ class MetaWorldOptions:
 
     images: bool = False
     """Whether observations hold ``main_images`` [image_size, image_size, 3]."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` [image_size, image_size], metres."""
 
     image_size: int = 128
     """Height and width of ``main_images`` in pixels."""
@@ -119,7 +124,8 @@ class MetaWorldEnv(SimulatorEnv):
         if options.states:
             shapes["states"] = (self._shown,)
         if options.images:
-            shapes["main_images"] = (options.image_size, options.image_size, 3)
+            size = (options.image_size, options.image_size)
+            shapes.update(camera_shapes({"main_images": size}, depth=options.depth))
         self.observation_space = observation_space(shapes)
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
 
@@ -175,20 +181,21 @@ class MetaWorldEnv(SimulatorEnv):
     def observe(self) -> Observation:
         """Return states and picture of the present state."""
         observation: Observation = {}
-        if self.options.states:
+        options = self.options
+        if options.states:
             observation["states"] = self._states[: self._shown].astype(np.float32)
-        if self.options.images:
-            observation["main_images"] = self._picture(self.options.image_size)
+        if options.images:
+            observation.update(
+                self._task.observations(
+                    options.camera, options.image_size, effects=options.effects, depth=options.depth
+                )
+            )
         return observation
 
     def render(self) -> Any:
         """Return a picture, uint8 [render_size, render_size, 3]."""
-        return self._picture(self.options.render_size)
-
-    def _picture(self, size: int) -> np.ndarray:
         options = self.options
-        picture: np.ndarray = self._task.picture(options.camera, size, effects=options.effects)
-        return picture
+        return self._task.picture(options.camera, options.render_size, effects=options.effects)
 
     def get_state(self) -> dict[str, Any]:
         """Return physics, placements and the attributes that rewards depend on."""

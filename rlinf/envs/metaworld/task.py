@@ -331,6 +331,14 @@ class MetaWorldTask:
         self._enter()
         return self._shared.painter(effects=effects).paint(self._env.data, camera, size)
 
+    def observations(
+        self, camera: str, size: int, *, effects: bool = False, depth: bool = False
+    ) -> dict[str, np.ndarray]:
+        """The same as ``main_images``, and ``depth.main`` where it is shown."""
+        self._enter()
+        painter = self._shared.painter(effects=effects)
+        return painter.observations(self._env.data, {"main_images": camera}, size, depth=depth)
+
     def get_state(self) -> dict[str, Any]:
         """Physics, placements and plain attributes."""
         return {

@@ -6,11 +6,13 @@ import atexit
 import importlib
 import os
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import mujoco
 import numpy as np
 
+from rlinf.envs.observation_names import depth_of
 from rlinf.errors import RunFailure
 
 _BACKENDS = ("egl", "osmesa", "glfw")
@@ -33,6 +35,33 @@ class Painter:
 
     def paint(self, data: Any, camera: str, size: int) -> np.ndarray:
         """Return the view of ``camera``, uint8 [size, size, 3]."""
+        return self._drawn(data, camera, size, None)
+
+    def observations(
+        self, data: Any, cameras: Mapping[str, str], size: int, *, depth: bool
+    ) -> dict[str, np.ndarray]:
+        """Return the view of each camera by the key of its picture, and, where ``depth`` is shown,
+        beside it how far off what each pixel shows is, float32 [size, size] in metres along the
+        axis of the camera; where it shows nothing, the distance of the far clipping plane."""
+        shown: dict[str, np.ndarray] = {}
+        for key, camera in cameras.items():
+            raw = np.zeros((size, size), np.float32) if depth else None
+            shown[key] = self._drawn(data, camera, size, raw)
+            if raw is not None:
+                shown[depth_of(key)] = self._metres(raw)
+        return shown
+
+    def _metres(self, raw: np.ndarray) -> np.ndarray:
+        """Distances of what the depth buffer holds: 1 at the near clipping plane, 0 at the far one,
+        and linear in 1 / distance between them, as in every perspective projection."""
+        scale, extent = self._model.vis.map, self._model.stat.extent
+        nearest, farthest = 1.0 / (scale.znear * extent), 1.0 / (scale.zfar * extent)
+        inverse = farthest + raw.astype(np.float64) * (nearest - farthest)
+        metres: np.ndarray = (1.0 / inverse).astype(np.float32)
+        return metres
+
+    def _drawn(self, data: Any, camera: str, size: int, depth: np.ndarray | None) -> np.ndarray:
+        """The picture; the depth buffer is put into ``depth``, where that is wanted."""
         self._prepare(size)
         model, scene = self._model, self._scene
         view = mujoco.MjvCamera()
@@ -44,15 +73,20 @@ class Painter:
         rectangle = mujoco.MjrRect(0, 0, size, size)
         picture = np.zeros((size, size, 3), np.uint8)
         mujoco.mjr_render(rectangle, scene, self._context)
-        mujoco.mjr_readPixels(picture, None, rectangle, self._context)
+        if depth is not None:
+            # As it is stored: 1 minus that would lose its last bits. MuJoCo 2 has no such setting.
+            self._context.readDepthMap = mujoco.mjtDepthMap.mjDEPTH_ZEROFAR
+        mujoco.mjr_readPixels(picture, depth, rectangle, self._context)
         if error := mujoco.mjr_getError():
             raise RuntimeError(f"the renderer is lost: OpenGL error {error:#x}")
-        upright = picture[::-1]  # OpenGL counts rows from below
-        # A camera that stands still may have its upper edge below, as MetaWorld's do.
+        # OpenGL counts rows from below. A camera that stands still may have its upper edge below,
+        # as MetaWorld's do.
         stands_still = model.cam_bodyid[view.fixedcamid] == 0
-        if stands_still and data.cam_xmat[view.fixedcamid].reshape(3, 3)[2, 1] < -0.1:
-            upright = upright[::-1, ::-1]
-        return np.ascontiguousarray(upright)
+        on_its_head = stands_still and data.cam_xmat[view.fixedcamid].reshape(3, 3)[2, 1] < -0.1
+        turn = np.s_[:, ::-1] if on_its_head else np.s_[::-1]
+        if depth is not None:
+            depth[:] = depth[turn].copy()
+        return np.ascontiguousarray(picture[turn])
 
     def close(self) -> None:
         """Give the graphics context back."""

@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from rlinf.envs.base import VECTORS
+from rlinf.envs.observation_names import present
 from rlinf.envs.results import FaultReason, fault_in_a_line
 from rlinf.errors import UserError, shortened
 
@@ -201,9 +203,9 @@ class ObservationRows:
             target[row] = source._parts[index][1][row]
 
     def shows(self, observation: Any, row: int) -> bool:
-        """Whether ``row`` holds these states; images may differ by renderer."""
+        """Whether ``row`` holds these states; what cameras see may differ by renderer."""
         return all(
             np.array_equal(observation[key], array[row])
-            for key, array, _, _, is_float in self._parts
-            if is_float
+            for key, array, *_ in self._parts
+            if present(key) in VECTORS
         )

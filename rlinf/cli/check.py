@@ -161,6 +161,7 @@ def check_model(  # noqa: PLR0917 - options of the command
     debug: Debug = False,
 ) -> None:
     """Check that a policy keeps the policy protocol, in an environment of these shapes."""
+    from rlinf.envs.observation_names import depth_of
     from rlinf.envs.spec import EnvSpec, written_spec
     from rlinf.models.config import REGISTRY, type_of_directory
 
@@ -182,7 +183,9 @@ def check_model(  # noqa: PLR0917 - options of the command
 
     views = ("main_images", "wrist_images")
     shapes = dict.fromkeys(views, (image_size, image_size, 3))
-    states = {"states": (state_dim,)} if state_dim else {}
+    states: dict[str, tuple[int, ...]] = {"states": (state_dim,)} if state_dim else {}
+    depths = [depth_of(view) for view in views]
+    states |= {key: (image_size, image_size) for key in depths if key not in config.unread(depths)}
     spec = EnvSpec(
         observation_shapes={**states, **shapes},
         observation_dtypes={**dict.fromkeys(states, "float32"), **dict.fromkeys(views, "uint8")},

@@ -26,7 +26,7 @@ from rlinf.data.lerobot.layout import ACTION, STATE, features_of, is_lerobot, na
 from rlinf.data.lerobot.pictures import Stacked
 from rlinf.data.lerobot.reader import LeRobotSet
 from rlinf.envs.base import INSTRUCTION_KEY, instruction_bytes
-from rlinf.envs.observation_names import earlier
+from rlinf.envs.observation_names import earlier, is_depth
 from rlinf.envs.results import TASK_IDS
 from rlinf.envs.spec import (
     EnvSpec,
@@ -512,6 +512,12 @@ class DemonstrationsConfig(SetOptions):
         """
         if self.augmentation != AugmentationConfig() and not spec.pictures:
             raise ConfigError("the environment shows no pictures; leave it out", key="augmentation")
+        if self.augmentation.crop != (1.0, 1.0) and any(map(is_depth, spec.observation_shapes)):
+            raise ConfigError(
+                "a crop would move pictures against their depth, which the environment shows; "
+                "nearest: [1, 1], or no depth",
+                key="augmentation.crop",
+            )
         if self.path is not None:
             found = [self.read(self.path, spec, env)]
         else:

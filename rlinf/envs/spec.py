@@ -13,7 +13,7 @@ import numpy as np
 from gymnasium import spaces
 
 from rlinf.envs.base import INSTRUCTION_KEY, VECTORS, Simulator, observation_type
-from rlinf.envs.observation_names import present, steps_shown, without_earlier
+from rlinf.envs.observation_names import is_depth, present, steps_shown, without_earlier
 from rlinf.envs.results import ACTION_MASK, TASK_IDS
 from rlinf.errors import ConfigError
 
@@ -94,6 +94,11 @@ class EnvSpec:
         """Names of the observations that are pictures."""
         types = self.observation_dtypes
         return tuple(n for n, kind in types.items() if kind == "uint8" and n != INSTRUCTION_KEY)
+
+    @property
+    def seen_by_cameras(self) -> tuple[str, ...]:
+        """Names of the observations that are pictures, and of their depth."""
+        return (*self.pictures, *filter(is_depth, self.observation_shapes))
 
     def in_units(self, actions: np.ndarray) -> np.ndarray:
         """Actions [..., A] as the environment itself calls them, of those that travel here as

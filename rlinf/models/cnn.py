@@ -49,6 +49,8 @@ class ReadsPictures(ActorCriticPolicy):
             generator=generator,
         )
         self._image_keys, self._tasks = config.image_keys, tasks
+        self._depth_keys = config.depth_keys
+        _require_depths(env_spec, self._depth_keys)
         self._reads_states, self._critic_reads_states = state_dim > 0, own
         self.encoder = self._encoders(config, env_spec, generator)
         separate = value_dim > 0 and not config.shared_encoder
@@ -62,14 +64,19 @@ class ReadsPictures(ActorCriticPolicy):
         return torch.nn.ModuleDict(
             {
                 module_name(key): ImageEncoder(
-                    config, image_shape(env_spec, key), key=key, generator=generator
+                    config,
+                    image_shape(env_spec, key),
+                    key=key,
+                    depth_range=config.depth_range,
+                    generator=generator,
                 )
                 for key in config.image_keys
             }
         )
 
     def encode(self, observations: Mapping[str, Tensor]) -> Tensor:
-        """Features of images [B, (n,) H, W, 3] uint8 and states [B, D]."""
+        """Features of images [B, (n,) H, W, 3] uint8, of their depths [B, H, W] in metres where
+        these are read, and of states [B, D]."""
         return self._features(self.encoder, observations)
 
     def critic_features(
@@ -85,14 +92,18 @@ class ReadsPictures(ActorCriticPolicy):
     def _features(
         self, encoders: torch.nn.ModuleDict, observations: Mapping[str, Tensor]
     ) -> Tensor:
-        parts = [encoders[module_name(key)](observations[key]) for key in self._image_keys]
+        parts = []
+        for key in self._image_keys:
+            depth = observations[self._depth_keys[key]] if self._depth_keys else None
+            parts.append(encoders[module_name(key)](observations[key], depth))
         if self._reads_states:
             parts.append(self.normalized(observations))
         return with_task(torch.cat(parts, dim=-1), observations, self._tasks)
 
     def acts_on(self, observations: Collection[str]) -> tuple[str, ...]:
-        """Pictures, which task it is, and states where the actor reads them."""
-        read = {*self._image_keys, TASK_IDS, *(("states",) if self._reads_states else ())}
+        """Pictures and depths, which task it is, and states where the actor reads them."""
+        read = {*self._image_keys, *self._depth_keys.values(), TASK_IDS}
+        read.update(("states",) if self._reads_states else ())
         return tuple(name for name in observations if name in read)
 
     def critic_state(self) -> set[str]:
@@ -133,7 +144,8 @@ def _critic_dim(env_spec: EnvSpec) -> int:
 
 
 class ImageEncoder(torch.nn.Module):
-    """Convolutions with ReLU and one linear layer; several views are stacked as channels."""
+    """Convolutions with ReLU and one linear layer; several views are stacked as channels, and
+    behind them depth, 1 from ``depth_range`` metres on, where there is such a range."""
 
     def __init__(
         self,
@@ -141,11 +153,13 @@ class ImageEncoder(torch.nn.Module):
         shape: tuple[int, ...],
         *,
         key: str,
+        depth_range: float | None = None,
         generator: torch.Generator,
     ) -> None:
         super().__init__()
         *views, height, width, colours = shape
-        channels = colours * (views[0] if views else 1)
+        self._depth_range = depth_range
+        channels = colours * (views[0] if views else 1) + (depth_range is not None)
         layers: list[torch.nn.Module] = []
         for out, kernel, stride in zip(
             config.channels, config.kernel_sizes, config.strides, strict=True
@@ -167,13 +181,29 @@ class ImageEncoder(torch.nn.Module):
         last = orthogonal_layer(linear, gain=config.hidden_gain, generator=generator)
         self.layers = torch.nn.Sequential(*layers, torch.nn.Flatten(), last, torch.nn.ReLU())
 
-    def forward(self, images: Tensor) -> Tensor:
-        """[B, (n,) H, W, 3] uint8 to [B, image_features]."""
+    def forward(self, images: Tensor, depth: Tensor | None = None) -> Tensor:
+        """[B, (n,) H, W, 3] uint8, with depth [B, H, W] in metres, to [B, image_features]."""
         if images.ndim == 5:
             images = images.permute(0, 2, 3, 1, 4).flatten(3)
         pixels = images.permute(0, 3, 1, 2).to(torch.float32).mul_(1.0 / 255.0)
+        if depth is not None and self._depth_range is not None:
+            scaled = (depth / self._depth_range).clamp(max=1.0)
+            pixels = torch.cat([pixels, scaled.unsqueeze(1)], dim=1)
         features: Tensor = self.layers(pixels)
         return features
+
+
+def _require_depths(env_spec: EnvSpec, depth_keys: Mapping[str, str]) -> None:
+    """Refuse, by a ConfigError, pictures of which the environment does not show the depth."""
+    shapes = env_spec.observation_shapes
+    for key, depth in depth_keys.items():
+        picture = image_shape(env_spec, key)
+        if depth not in shapes or shapes[depth] != picture[:-1]:
+            raise ConfigError(
+                f"the environment shows no `{depth}` of the size of {key} {list(picture)}; "
+                "nearest: null, or env.train.options.depth: true of a simulator that has it",
+                key="model.depth_range",
+            )
 
 
 def module_name(key: str) -> str:

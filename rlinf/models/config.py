@@ -27,6 +27,7 @@ from rlinf.config.nearest import did_you_mean
 from rlinf.config.reasons import show
 from rlinf.config.registry import Registry, load_attribute, load_component
 from rlinf.data.json_files import read_settings
+from rlinf.envs.observation_names import depth_of, is_depth
 from rlinf.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -90,6 +91,8 @@ class ModelConfig(StrictModel):
     with_pictures: ClassVar[str | None] = None
     """Of a policy that reads states alone: the type that reads pictures as well, empty where there
     is none. None: it is no such policy."""
+    reads_depth_by: ClassVar[str | None] = None
+    """The key by which depth is read; None: there is none."""
     of_values: ClassVar[tuple[str, ...]] = ()
     """Keys that mean something with a critic alone."""
     of_weights: ClassVar[tuple[str, ...]] = ()
@@ -131,9 +134,10 @@ class ModelConfig(StrictModel):
             load_initial_weights(policy, self.starting_weights)
         return policy
 
-    def unread(self, pictures: Sequence[str]) -> tuple[str, ...]:
-        """Those of an environment's pictures, by name, that the policy surely does not read."""
-        return () if self.with_pictures is None else tuple(pictures)
+    def unread(self, seen: Sequence[str]) -> tuple[str, ...]:
+        """Those of an environment's pictures and their depths, by name, that the policy surely does
+        not read; depth is read by no policy that does not say so here."""
+        return tuple(seen if self.with_pictures is not None else filter(is_depth, seen))
 
     @property
     def without_log_probs(self) -> tuple[str, str] | None:
@@ -378,7 +382,13 @@ class PicturePolicyConfig(PictureEncoderConfig, NormalizingConfig):
     """A policy on pictures with the trunks of the perceptron policies behind its encoders."""
 
     of_values = ("shared_encoder", "critic_reads")
+    of_weights = ("depth_range",)
+    reads_depth_by = "depth_range"
 
+    depth_range: float | None = Field(default=None, gt=0)
+    """Read the depth of each picture of `image_keys` as well, as a channel behind its colours that
+    is 1 from so many metres on; null: it is not read. The environment must show it, mostly by
+    `env.train.options.depth: true`."""
     shared_encoder: bool = True
     """Let actor and critic share the encoders; otherwise each has its own."""
     critic_reads: Literal["pictures", "states"] = "pictures"
@@ -386,9 +396,17 @@ class PicturePolicyConfig(PictureEncoderConfig, NormalizingConfig):
     although `use_states: false` keeps that from the actor, and cost no convolutions (Pinto et al.
     2017, "Asymmetric actor critic for image-based robot learning")."""
 
-    def unread(self, pictures: Sequence[str]) -> tuple[str, ...]:
-        """Those that `image_keys` does not name."""
-        return tuple(name for name in pictures if name not in self.image_keys)
+    @property
+    def depth_keys(self) -> dict[str, str]:
+        """By the key of a picture that of its depth, of those whose depth is read."""
+        if self.depth_range is None:
+            return {}
+        return {key: depth_of(key) for key in self.image_keys}
+
+    def unread(self, seen: Sequence[str]) -> tuple[str, ...]:
+        """Those that `image_keys` does not name, and depths unless there is a `depth_range`."""
+        read = {*self.image_keys, *self.depth_keys.values()}
+        return tuple(name for name in seen if name not in read)
 
     @model_validator(mode="after")
     def _check_critic(self) -> Self:

@@ -21,6 +21,7 @@ from rlinf.data.episode_evaluation import (
     manner_of,
 )
 from rlinf.envs.config import EnvConfig, Shares
+from rlinf.envs.observation_names import is_depth
 from rlinf.envs.spec import (
     ENV_SPEC_FILE,
     EnvSpec,
@@ -343,11 +344,16 @@ class PlayingTask(Task[EvaluatedT]):
 
     def _warn_of_unread_pictures(self, spec: EnvSpec) -> None:
         """A policy on states alone learns nothing from what the environment may show in no other
-        way."""
-        model, shown = self.config.model, spec.pictures
-        if model.with_pictures is not None and shown:
-            near = f"; nearest: {model.with_pictures}" if model.with_pictures else ""
-            log.warning("%s: not read by %s%s", ", ".join(shown), model.type, near)
+        way; and depth is shown where somebody asked for it."""
+        model, shown = self.config.model, spec.seen_by_cameras
+        near = model.with_pictures
+        if near is None:
+            depths = tuple(filter(is_depth, shown))
+            shown = depths if set(depths) <= set(model.unread(shown)) else ()
+            near = f"model.{model.reads_depth_by}" if model.reads_depth_by else "cnn"
+        if shown:
+            hint = f"; nearest: {near}" if near else ""
+            log.warning("%s: not read by %s%s", ", ".join(shown), model.type, hint)
 
     def _warn_of_far_actions(self, spec: EnvSpec) -> None:
         """A Gaussian begins at 0, in the units of the environment: of a box that is elsewhere, or

@@ -161,7 +161,7 @@ class EnvWorker(StageWorker):
             episode_seeds=episodes,
             max_chunk=self._config.model.num_action_chunks,
         )
-        self._unread = self._config.model.unread(made.env_spec.pictures)
+        self._unread = self._config.model.unread(made.env_spec.seen_by_cameras)
         return made
 
     def _read(self, observations: Observations) -> Observations:

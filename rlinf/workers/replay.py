@@ -44,7 +44,7 @@ class ReplayWorker(StageWorker):
             ConfigError: With the nearest capacity.
         """
         config, capacity = self._config, self._config.replay.capacity
-        unread = config.model.unread(env_spec.pictures)
+        unread = config.model.unread(env_spec.seen_by_cameras)
         self._unread = {f"inputs.{prefix}{name}" for name in unread for prefix in ("", NEXT)}
         kept = env_spec.showing(env_spec.observation_shapes.keys() - set(unread))
         size, free = transition_bytes(kept, config.model.num_action_chunks), free_memory()

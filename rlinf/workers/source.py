@@ -220,7 +220,7 @@ def _simulator(environments: Environments) -> EnvConfig | None:
 
 def read_by(model: ModelConfig, spec: EnvSpec, sets: Sequence[Recorded]) -> list[Recorded]:
     """Without pictures that the policy does not read: each would be decoded for every row."""
-    left = model.unread(spec.pictures)
+    left = model.unread(spec.seen_by_cameras)
     return [
         replace(each, columns={n: column for n, column in each.columns.items() if n not in left})
         for each in sets

@@ -152,6 +152,10 @@ def test_pictures_that_the_policy_does_not_read_are_not_decoded(sets: Path) -> N
             "no episode of .* is of `open the windows`; did you mean `open the window`",
         ),
         (
+            {"observation_shapes": {**ENV.observation_shapes, "depth.main": (32, 48)}},
+            {"augmentation": {"crop": [0.5, 1.0]}}, "a crop would move pictures against",
+        ),
+        (
             {"observation_dtypes": {}}, {"augmentation": {"crop": [0.5, 1.0]}},
             "augmentation: the environment shows no pictures",
         ),

@@ -448,3 +448,47 @@ def test_weights_that_would_compute_something_else_are_refused(
             refuse()
     export_weights(path, {"a": torch.ones(1)}, {"model": section["type"]})  # says nothing of it
     different.check()
+
+
+def depth_spec(**replaced: Any) -> EnvSpec:
+    shapes = {"states": (STATE_DIM,), "main_images": (36, 40, 3), "depth.main": (36, 40)}
+    types = {"states": "float32", "main_images": "uint8", "depth.main": "float32"}
+    return env_spec(**{"observation_shapes": shapes, "observation_dtypes": types, **replaced})
+
+
+def test_a_cnn_reads_depth_up_to_its_range():
+    policy = CNNConfig(policy_gain=1.0, image_features=16, depth_range=2.0).build(depth_spec())
+    seen = {**observations(2), "depth.main": torch.full((2, 36, 40), 0.5)}
+    assert set(policy.acts_on(seen)) == set(seen)
+
+    def mode(metres: float) -> torch.Tensor:
+        return policy.sample({**seen, "depth.main": torch.full((2, 36, 40), metres)}, None).actions
+
+    assert not torch.equal(mode(0.5), mode(1.5))
+    assert torch.equal(mode(2.0), mode(100.0))  # as far as the sky
+    first = policy.encoder["main_images"].layers[0]
+    assert first.weight.shape[1] == 4
+    # The channel is metres by the range, beside colours by 255.
+    read = []
+    first.register_forward_hook(lambda module, given, out: read.append(given[0]))
+    mode(0.5)
+    assert torch.equal(read[0][:, 3], torch.full((2, 36, 40), 0.25))
+
+
+def test_depth_that_nothing_reads_is_left_out_and_asked_for_where_it_is_missing():
+    shown = ("main_images", "wrist_images", "depth.main", "depth.wrist")
+    assert MLPConfig().unread(shown) == shown
+    assert CNNConfig().unread(shown) == shown[1:]
+    assert CNNConfig(depth_range=1.0).unread(shown) == ("wrist_images", "depth.wrist")
+    others = {name: REGISTRY.load(name) for name in ("pi0", "act", "steered")}
+    for name, config in others.items():
+        assert config.model_construct().unread(shown) == shown[2:], name
+    assert set(CNNConfig().build(depth_spec()).acts_on(depth_spec().observation_shapes)) == {
+        "states", "main_images",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match=r"no `depth.main`.*options.depth: true") as refused:
+        CNNConfig(depth_range=1.0).build(env_spec())
+    assert refused.value.key == "model.depth_range"
+    smaller = {"states": (STATE_DIM,), "main_images": (36, 40, 3), "depth.main": (18, 20)}
+    with pytest.raises(ConfigError, match=r"of the size of main_images \[36, 40, 3\]"):
+        CNNConfig(depth_range=1.0).build(depth_spec(observation_shapes=smaller))

@@ -16,11 +16,11 @@ from rlinf.checkpoint.weights import export_weights
 from rlinf.cli.main import main
 from rlinf.envs.gymnasium_env import GymnasiumEnv
 from rlinf.envs.results import EnvFault, EpisodeRecord, FaultReason
-from rlinf.envs.spec import spec_of
+from rlinf.envs.spec import EnvSpec, spec_of
 from rlinf.errors import ConfigError
-from rlinf.models.config import MLPConfig
+from rlinf.models.config import REGISTRY, MLPConfig
 from rlinf.runners.embodied import Embodied
-from rlinf.runners.embodied_evaluation import EpisodeEvaluator
+from rlinf.runners.embodied_evaluation import EpisodeEvaluator, PlayingTask
 from rlinf.runners.groups import Groups
 from rlinf.workers.env import EnvWorker, EvaluationReport, RolloutReport
 
@@ -216,6 +216,27 @@ def test_pictures_that_the_policy_does_not_read_are_told_of_once(tmp_path, caplo
     finish("train", str(write_recipe(tmp_path)), "--run-dir", str(tmp_path / "run"), *words)
     told = [each.getMessage() for each in caplog.records if "not read by" in each.getMessage()]
     assert told == ["main_images: not read by mlp; nearest: cnn"]
+
+
+@pytest.mark.parametrize(
+    ("model", "hint"),
+    [
+        ({"type": "mlp"}, "main_images, depth.main: not read by mlp; nearest: cnn"),
+        ({"type": "cnn"}, "depth.main: not read by cnn; nearest: model.depth_range"),
+        ({"type": "cnn", "depth_range": 2.0}, None),
+        ({"type": "act", "path": "."}, "depth.main: not read by act; nearest: cnn"),
+    ],
+)
+def test_depth_that_the_policy_does_not_read_is_told_of(caplog, model, hint):
+    config = REGISTRY.load(model["type"]).model_construct(**model)
+    shapes = {"main_images": (8, 8, 3), "depth.main": (8, 8)}
+    types = {"main_images": "uint8", "depth.main": "float32"}
+    bounds = {"action_low": (-1.0,), "action_high": (1.0,)}
+    spec = EnvSpec(shapes, types, "continuous", 1, **bounds, task_descriptions=(),
+                   max_episode_steps=5)  # fmt: skip
+    task = SimpleNamespace(config=SimpleNamespace(model=config))
+    PlayingTask._warn_of_unread_pictures(task, spec)
+    assert [each.getMessage() for each in caplog.records] == ([hint] if hint else [])
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,8 @@ _NAMES = {
     "env.num_envs": "n_envs total_num_envs num_group_envs",
     "env.train.max_episode_steps": "max_episode_length",
     "env.train.options.suite": "task_suite_name",
+    "env.train.reward_scale": "reward_coef",
+    "env.train.step_penalty": "use_step_penalty",
     "env.train.options.tasks": "task_id_filter",
     "env.train.type": "env_id env_type simulator_type",
     "evaluation": "eval env.eval",
@@ -141,6 +143,7 @@ _OTHER_VALUES = {
     },
     "max_new_tokens": {"seq_length": "seq_length - `data.max_prompt_length`"},
     "replay": {"replay_buffer": "in transitions and environment steps, not in trajectories"},
+    "step_penalty": {"use_step_penalty": "1 where it is true"},
     "steps": dict.fromkeys(
         ("rollout_epoch", "max_steps_per_rollout_epoch"),
         "rollout_epoch × max_steps_per_rollout_epoch",

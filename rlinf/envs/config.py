@@ -72,6 +72,10 @@ class EnvConfig(StrictModel):
     reward_scale: float = 1.0
     """Factor on every reward that training sees; episode returns are reported without it."""
 
+    step_penalty: float = Field(default=0.0, ge=0)
+    """Taken from the scaled reward of every executed action: 1 makes of 1 at success, where the
+    episode ends, -1 for every action before it. Episode returns are reported without it."""
+
     processes: int | None = Field(default=None, gt=0)
     """Env processes per worker; by default one per core that the worker may use."""
 

@@ -83,7 +83,7 @@ class EpisodeRecord:
     success_at_end: bool
     fail_once: bool
     episode_return: float
-    """Sum of the simulator's rewards (before ``reward_scale``)."""
+    """Sum of the simulator's rewards (before ``reward_scale`` and ``step_penalty``)."""
     episode_len: int
     """Primitive steps."""
     reward: float

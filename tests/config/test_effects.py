@@ -69,6 +69,7 @@ IDLE = [
     ("sft/window_open_pictures", "weight_sync.type=reference"),
     ("quickstart", "model.normalize_observations=false model.observation_clip=5.0"),
     ("sft/window_open_pictures", "env.train.reward_scale=0.1"),
+    ("sft/window_open_pictures", "env.train.step_penalty=1.0"),
     ("sft/window_open_pictures", "validation.min_improvement=0.1"),
     ("vla/drawer_close_pi05_sft", "model.statistics_key=mine"),
     ("vla/drawer_close_pi05_sft", "model.tokenizer=mine"),

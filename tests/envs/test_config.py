@@ -39,6 +39,7 @@ def test_options_are_validated_with_defaults_filled_in():
         ({"max_fault_rate": 1.5}, "max_fault_rate"),
         ({"step_deadline": 0}, "step_deadline"),
         ({"reward_scale": float("nan")}, "reward_scale"),
+        ({"step_penalty": -1.0}, "greater than or equal to 0"),
         ({"autoreset": True}, "autoreset"),
     ],
 )

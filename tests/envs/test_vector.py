@@ -146,6 +146,25 @@ def test_rewards_are_scaled_and_returns_are_not(point):
     assert scaled.episodes == plain.episodes
 
 
+@pytest.mark.parametrize("kind", ["point", "point_batch"])
+def test_every_executed_action_costs_the_penalty_in_training_alone(point, kind):
+    """An episode of four steps: of its second chunk of three, one action is executed."""
+
+    def rollout(penalty: float) -> tuple[np.ndarray, list[float]]:
+        config = point(
+            type=kind, step_penalty=penalty, reward_scale=2.0, max_episode_steps=4, auto_reset=False
+        )
+        with SupervisedVectorEnv(config, num_envs=2, seed=1) as env:
+            env.reset()
+            steps = [env.chunk_step(np.ones((2, 3, 2))) for _ in range(2)]
+        rewards = np.concatenate([step.rewards for step in steps], axis=1)
+        return rewards, [each.episode_return for each in steps[1].episodes]
+
+    (plain, returns), (paid, same) = rollout(0.0), rollout(0.25)
+    np.testing.assert_allclose(plain - paid, 0.25 * np.array([[1, 1, 1, 1, 0, 0]] * 2), atol=1e-6)
+    assert same == returns
+
+
 def test_episodes_do_not_depend_on_the_split_over_workers_stages_and_processes(point):
     chunks = np.random.default_rng(0).uniform(-1, 1, (5, 8, 3, 2)).astype(np.float32)
 

@@ -160,8 +160,8 @@ class BatchHost(EnvHost):
             live = rows[running]
             block["steps"][live] += lengths[running]
             block["episode_return"][live] += rewards[running].sum(axis=1)
-            scaled = rewards[running] * rules.reward_scale
-            block["rewards"][live, column : column + width] = scaled
+            seen_by_training = np.where(executed, rules.training_reward(rewards), 0.0)[running]
+            block["rewards"][live, column : column + width] = seen_by_training
             ended &= running
             success = np.asarray(step.success, bool)
             success = (success & ended if batch.judged_at_end else success)[running]

@@ -204,7 +204,7 @@ class EnvHost:
             log[row, steps] = action
             steps += 1
             total += value
-            rewards[row, column] = value * rules.reward_scale
+            rewards[row, column] = rules.training_reward(value)
             fail_once |= checked_flag("fail", info)
             terminated = bool(ended) and not rules.ignore_terminations
             truncated = bool(cut) or steps >= rules.max_episode_steps

@@ -9,6 +9,7 @@ import hashlib
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 MAX_ATTEMPTS = 2
 """How often a listed episode is tried before its fault becomes its result."""
@@ -41,9 +42,14 @@ class EpisodeRules:
     auto_reset: bool
     ignore_terminations: bool
     reward_scale: float
+    step_penalty: float
     group_size: int
     use_fixed_reset_states: bool
     leave_out_failing_tasks: bool
+
+    def training_reward(self, reward: Any) -> Any:
+        """What training sees of the simulator's reward of an executed action, or of several."""
+        return reward * self.reward_scale - self.step_penalty
 
     def episode(self, env: int, epoch: int, index: int, serial: int) -> tuple[int, int] | None:
         """The (episode id, seed) that comes next, or None when the list holds no more.

@@ -38,6 +38,7 @@ _RULES_OF_CONFIG = (
     "auto_reset",
     "ignore_terminations",
     "reward_scale",
+    "step_penalty",
     "group_size",
     "use_fixed_reset_states",
     "leave_out_failing_tasks",

@@ -89,7 +89,12 @@ class EvaluationConfig(StrictModel):
     def environments(self, train: EnvConfig) -> EnvConfig:
         """Training environments as they are evaluated in: true rewards, one reset each."""
         return train.model_copy(
-            update={"group_size": 1, "use_fixed_reset_states": False, "reward_scale": 1.0}
+            update={
+                "group_size": 1,
+                "use_fixed_reset_states": False,
+                "reward_scale": 1.0,
+                "step_penalty": 0.0,
+            }
         )
 
 
@@ -257,7 +262,7 @@ class EvaluatedConfig(PlacedConfig):
         if not self.needs_values:
             yield from unused(self.model, self.model.of_values, without=without, at="model.")
             yield from unused(self.actor.optim, ("value_lr",), without=without, at="actor.optim.")
-        idle = ["group_size", "use_fixed_reset_states", "reward_scale"]
+        idle = ["group_size", "use_fixed_reset_states", "reward_scale", "step_penalty"]
         if not self.explores:
             for key, section in self.env.sections.items():
                 yield from unused(section, idle, without=without, at=f"{key}.")

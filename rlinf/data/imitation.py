@@ -610,7 +610,7 @@ def _successes(found: Demonstrations | LeRobotSet) -> Sequence[bool]:
 
 def _words(text: str) -> str:
     """A text without what people write differently."""
-    return " ".join(text.lower().replace("_", " ").replace("-", " ").split()).rstrip(".")
+    return " ".join(text.lower().replace("_", " ").replace("-", " ").split()).rstrip(". ")
 
 
 class WeightedDraws:

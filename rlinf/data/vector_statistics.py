@@ -78,8 +78,12 @@ def _moments(parts: Parts) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     mean = squares = smallest = largest = np.zeros(0)
     for part in parts():
         rows = np.asarray(part, np.float32)
-        if not np.isfinite(rows).all():
-            raise ValueError("holds what is no finite number")
+        if not (good := np.isfinite(rows)).all():
+            # What of distances is not finite is so in their first part, which has every row.
+            row, dimension = divmod(int(np.argmin(good)), rows.shape[1])
+            raise ValueError(
+                f"holds a NaN or an infinity, first in row {total + row}, dimension {dimension}"
+            )
         if not len(rows):
             continue
         if not total:

@@ -324,7 +324,7 @@ def _flat(message: Mapping[Any, Any], above: str = "") -> Iterator[tuple[str, An
 
 def _plain(text: str) -> str:
     """A text without what nobody means by it: capitals, spaces, a full stop."""
-    return " ".join(text.casefold().split()).rstrip(".")
+    return " ".join(text.casefold().split()).rstrip(". ")
 
 
 def _nearest(text: str, texts: Sequence[str]) -> str:

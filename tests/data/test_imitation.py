@@ -64,7 +64,7 @@ def test_both_formats_give_the_same_rows(sets: Path) -> None:
 
 def test_features_of_other_names_and_tasks_in_other_words(sets: Path) -> None:
     shapes = {"states": (5,), "main_images": (16, 16, 3), "task_ids": ()}
-    texts = ("Push it.", "close_the window", "Open the window")
+    texts = ("Push it.", "close_the window", "Open the window .")
     spec = replace(ENV, observation_shapes=shapes, task_descriptions=texts)
     names = {"main_images": "observation.images.wrist_0", "states": ["observation.state", "action"]}
     (found,), (others,) = build(spec, path=str(sets / "lerobot"), observations=names, held_out=1)

@@ -46,5 +46,13 @@ def test_those_of_distances_from_the_state_are_of_each_chunk() -> None:
 def test_what_has_no_statistics() -> None:
     with pytest.raises(ValueError, match="no rows"):
         vector_statistics(lambda: [])
-    with pytest.raises(ValueError, match="finite"):
-        vector_statistics(lambda: [np.array([[np.nan]])])
+    broken = np.zeros((5, 3))
+    broken[3, 1] = np.inf
+    for parts in (at_once(broken), lambda: [broken[:2], broken[2:]]):
+        with pytest.raises(ValueError, match="infinity, first in row 3, dimension 1"):
+            vector_statistics(parts)
+    for part in (0, 1):
+        arrays = [np.zeros((5, 3)), np.zeros((5, 3))]
+        arrays[part] = broken
+        with pytest.raises(ValueError, match="first in row 3, dimension 1"):
+            vector_statistics(delta_parts(*arrays, [(0, 5)], [1], 3))

@@ -87,7 +87,7 @@ def test_a_part_of_the_states_is_told_where_it_belongs() -> None:
 
 
 def test_what_is_read_is_what_was_given() -> None:
-    request = reader().read(given(states=np.arange(5.0), prompt="  CLOSE the drawer "))
+    request = reader().read(given(states=np.arange(5.0), prompt="  CLOSE the drawer . "))
     assert request.single
     assert request.count == 1
     assert request.observations["states"].dtype == np.float32

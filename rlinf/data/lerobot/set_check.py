@@ -79,7 +79,7 @@ def _check_pictures(found: LeRobotSet) -> str:
 
 def _check_tasks(found: LeRobotSet) -> str:
     if not any(text.strip() for text in found.texts):  # as of an environment that words none
-        return "none in words; policies that read instructions cannot learn from it"
+        return "none in words: taken for the environment's only one, or for what data.tasks says"
     told = np.array([bool(text.strip()) for text in found.texts])[found.text_numbers]
     for number, each in enumerate(found.episodes):
         own = told[each.first :][: each.length]

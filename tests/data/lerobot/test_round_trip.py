@@ -621,4 +621,5 @@ def test_the_texts_of_all_rows_are_counted(written: Path, tmp_path: Path) -> Non
     change_column(tasks, table.column_names[1], lambda v: [v[0], " "])
     assert told() == "step 3 of episode 0 is of no task"
     change_column(tasks, table.column_names[1], lambda v: ["", " "])
-    assert told().startswith("none in words")  # as a set of an environment without instructions
+    # As a set of an environment without instructions.
+    assert told().startswith("none in words: taken for the environment's only one")

@@ -248,6 +248,48 @@ def test_goals_differ_between_seeds_and_not_between_resets_of_a_seed():
     assert np.array_equal(goals[0], goals[2])
 
 
+def test_the_sparse_reward_is_success_which_ends_the_episode():
+    dense, sparse = (
+        MetaWorldEnv(MetaWorldOptions(task="drawer-close-v3", reward=kind))
+        for kind in ("dense", "sparse")
+    )
+    act = MetaWorldEnv.expert(dense.options)
+    seen, _ = dense.reset(seed=1)
+    assert np.array_equal(seen["states"], sparse.reset(seed=1)[0]["states"])
+    for _ in range(100):
+        action = act(seen)
+        seen, shaped, ended, _, info = dense.step(action)
+        others = sparse.step(action)
+        assert np.array_equal(seen["states"], others[0]["states"])
+        assert not ended
+        assert others[1:4] == (float(info["success"]), info["success"], False)
+        assert others[4] == info
+        if info["success"]:
+            break
+    assert info["success"]
+    assert shaped not in (0.0, 1.0)
+
+
+def test_tasks_are_told_by_name_or_in_the_sentences_of_published_sets():
+    names, sentences = (
+        MetaWorldEnv(MetaWorldOptions(task="MT50", instructions=kind)).task_descriptions
+        for kind in ("name", "sentence")
+    )
+    told = dict(zip(names, sentences, strict=True))
+    assert len(told) == 50
+    assert told["pick place"] == "Pick and place a puck to a goal"
+    assert told["bin picking"] == "Grasp the puck from one bin and place it into another bin"
+    twice = {name for name in names if sentences.count(told[name]) > 1}
+    assert twice == {"push", "push back"}
+
+
+@pytest.mark.parametrize(("option", "known"), [("reward", "sparse"), ("instructions", "sentence")])
+def test_an_unknown_reward_or_wording_is_refused(option, known):
+    with pytest.raises(ConfigError, match=known) as caught:
+        MetaWorldEnv.check(MetaWorldOptions(task="push-v3", **{option: f"{known}s"}), 100)
+    assert caught.value.key == f"options.{option}"
+
+
 def test_pictures_show_the_scene_upright():
     """The floor is light and the sky is off (black), so the lower half is the brighter one."""
     options = MetaWorldOptions(task="door-close-v3", images=True, image_size=64, states=False)

@@ -22,6 +22,7 @@ from rlinf.envs.base import (
     require_known,
     require_picture_sizes,
 )
+from rlinf.envs.metaworld.sentences import SENTENCES
 from rlinf.envs.requirements import Requirements
 from rlinf.envs.results import TASK_IDS
 from rlinf.errors import ConfigError, MissingPackageError
@@ -35,6 +36,8 @@ MT10 = (
 )  # fmt: skip
 ML45_TEST = ("bin-picking-v3", "box-close-v3", "hand-insert-v3", "door-lock-v3", "door-unlock-v3")
 BENCHMARKS = ("MT10", "MT50", "ML45-train", "ML45-test")
+REWARDS = ("dense", "sparse")
+INSTRUCTIONS = ("name", "sentence")
 _MAX_STEPS = 500
 
 
@@ -52,6 +55,14 @@ class MetaWorldOptions:
 
     task: str
     """Task of MT50, for example ``reach-v3``."""
+
+    reward: str = "dense"
+    """``dense``, MetaWorld's own, from 0 to 10 at every step; or ``sparse``: success earns 1 and
+    ends the episode, nothing else earns anything, as in published runs of large models."""
+
+    instructions: str = "name"
+    """How a policy that reads words is told its task: by the ``name`` (`pick place`), or by the
+    ``sentence`` that published sets and models have (`Pick and place a puck to a goal`)."""
 
     states: bool = True
     """Whether observations hold ``states`` [39]: two frames of arm and objects, then the goal."""
@@ -89,7 +100,7 @@ class MetaWorldEnv(SimulatorEnv):
     ``task`` is one of MT50 or a set: ``MT10``, ``MT50``, ``ML45-train``, ``ML45-test``. Of n tasks
     an episode plays number ``seed % n``. Positions are drawn as MetaWorld draws its own
     tasks, afresh for every seed instead of from a list of fifty. ``info["success"]`` is the task's
-    own criterion. The simulator gives its state.
+    own criterion; it ends an episode where the reward is ``sparse``. The simulator gives its state.
     """
 
     Options = MetaWorldOptions
@@ -114,9 +125,10 @@ class MetaWorldEnv(SimulatorEnv):
         self._tasks: dict[int, Any] = {}
         self._task = self._task_of(0)
         self._states = np.zeros(STATE_SIZE)
-        self.task_descriptions = tuple(
-            name.removesuffix("-v3").replace("-", " ") for name in self._names
-        )
+        words = tuple(name.removesuffix("-v3").replace("-", " ") for name in self._names)
+        told = options.instructions == "sentence"
+        self.task_descriptions = tuple(map(SENTENCES.__getitem__, words)) if told else words
+        self._sparse = options.reward == "sparse"
         if options.camera != "gripperPOV":  # which may be shut in between the fingers
             self.never_black = ("main_images",)
         shapes: dict[str, tuple[int, ...]] = {}
@@ -134,6 +146,8 @@ class MetaWorldEnv(SimulatorEnv):
         """Refuse unknown tasks and cameras, and episodes longer than the simulator's limit."""
         names = (*task_names(), *BENCHMARKS)
         require_known("task", options.task, names)
+        require_known("reward", options.reward, REWARDS)
+        require_known("instructions", options.instructions, INSTRUCTIONS)
         if max_episode_steps > _MAX_STEPS:
             raise ConfigError(
                 f"{max_episode_steps} is beyond the limit of MetaWorld episodes; "
@@ -175,7 +189,9 @@ class MetaWorldEnv(SimulatorEnv):
         """Execute one action [4], without drawing a picture: displacement of the gripper x, y, z
         and closing effort."""
         self._states, reward, info = self._task.step(action)
-        info["success"] = bool(info["success"])
+        success = info["success"] = bool(info["success"])
+        if self._sparse:
+            return float(success), success, False, info
         return reward, False, False, info
 
     def observe(self) -> Observation:

@@ -461,7 +461,7 @@ ADAPTERS = {
     "behavior": "rlinf.envs.household.behavior:BehaviorEnv",
     "calvin": "rlinf.envs.calvin:CalvinEnv",
     "dm_control": "rlinf.envs.dm_control.adapter:DmControlEnv",
-    "franka_sim": "rlinf.envs.gymnasium_tasks:FrankaSimEnv",
+    "franka_sim": "rlinf.envs.franka_sim:FrankaSimEnv",
     "genesis": "rlinf.envs.batches.genesis:GenesisEnv",
     "gsenv": "rlinf.envs.batches.gsenv:GSEnv",
     "gymnasium": "rlinf.envs.gymnasium_env:GymnasiumEnv",

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from inspect import isbuiltin
 from typing import Any, ClassVar
 
-import numpy as np
-
 from rlinf.envs.base import Observation, require_known, require_package
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.mujoco.models import shared_models
@@ -418,57 +416,3 @@ class AlohaEnv(DrawingTask):
     def arguments(cls, options: Any) -> dict[str, Any]:
         """What it shows."""
         return {"obs_type": "pixels_agent_pos"} if options.states else {}
-
-
-@dataclass(frozen=True)
-class FrankaSimOptions(TaskOptions):
-    """Options of the ``franka_sim`` env type."""
-
-    random_block_position: bool = True
-    """Lift: the cube begins somewhere in reach; false: always at one place, as the package has it
-    where nothing is said, so that all episodes begin alike."""
-
-
-class FrankaSimEnv(GymnasiumTask):
-    """The Franka simulation of HIL-SERL in MuJoCo: lift a cube, arrange boxes."""
-
-    Options = FrankaSimOptions
-    name = "franka_sim"
-    example: ClassVar[dict[str, Any]] = {"task": "gym_hil/PandaPickCubeBase-v0"}
-    tasks = ("gym_hil/PandaPickCubeBase-v0", "gym_hil/PandaArrangeBoxesBase-v0")
-    requirements = Requirements(
-        packages=("gym-hil==0.1.14", "mujoco==3.8.1"),
-        module="gym_hil",
-        download_mb=110,
-        disk_mb=360,
-        licence="Apache-2.0",
-        libraries={"libEGL.so.1": "libegl1"},
-        variables={"MUJOCO_GL": "egl"},
-    )
-
-    @classmethod
-    def success_key(cls, task: str) -> str:
-        """The word of this package."""
-        return "succeed"
-
-    @classmethod
-    def arguments(cls, options: Any) -> dict[str, Any]:
-        """Where the cube begins."""
-        lifts = "PickCube" in options.task
-        return {"random_block_position": options.random_block_position} if lifts else {}
-
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, dict[str, Any]]:
-        """Start an episode; the package draws by numpy's numbers of the whole process."""
-        before = np.random.get_state()
-        if seed is not None:
-            np.random.seed(seed % 2**32)
-        try:
-            return super().reset(seed=seed, options=options)
-        finally:
-            np.random.set_state(before)
-
-    def render(self) -> Any:
-        """The first of its two cameras, uint8 [H, W, 3]."""
-        return self._env.render()[0]

@@ -27,6 +27,18 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("dm_control", {"task": "walker-wolk"}, "task", "walker-walk"),
     ("dm_control", {**DRAWN, "image_size": 9999}, "image_size", "nearest: 1024"),
     ("franka_sim", {"task": "gym_hil/PandaPickCubeBase"}, "task", "gym_hil/PandaPickCubeBase-v0"),
+    (
+        "franka_sim",
+        {"task": "gym_hil/PandaPickCube-v0", "reward": "shaped"},
+        "reward",
+        "known: dense, sparse",
+    ),
+    (
+        "franka_sim",
+        {"task": "gym_hil/PandaPickCube-v0", "images": True, "image_size": 8},
+        "image_size",
+        "nearest: 32",
+    ),
     ("gymnasium", {"id": "Pendulm-v1"}, "id", "Pendulum"),
     ("gymnasium", {"id": "Pendulum-v0"}, "id", "Pendulum-v1"),
     ("gymnasium_robotics", {"task": "FetchReech-v4"}, "task", "FetchReach-v4"),

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rlinf.envs import gymnasium_tasks, maniskill, robosuite_env
+from rlinf.envs import franka_sim, gymnasium_tasks, maniskill, robosuite_env
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.dm_control import adapter
 from rlinf.envs.metaworld.adapter import task_names
@@ -41,7 +41,7 @@ OPTIONS = [
         for task in gymnasium_tasks.GymnasiumRoboticsEnv.tasks
     ),
     *(("aloha", {"task": task, "states": True}) for task in gymnasium_tasks.AlohaEnv.tasks),
-    *(("franka_sim", {"task": task}) for task in gymnasium_tasks.FrankaSimEnv.tasks),
+    *(("franka_sim", {"task": task}) for task in franka_sim.FrankaSimEnv.tasks),
     *(("pusht", {"task": task}) for task in gymnasium_tasks.PushTEnv.tasks),
     *(("xarm", {"task": task}) for task in gymnasium_tasks.XArmEnv.tasks),
     *(("robosuite", {"task": task}) for task in robosuite_env.TASKS),
@@ -55,7 +55,7 @@ def test_there_are_as_many_tasks_as_the_page_says() -> None:
         counts[name] = counts.get(name, 0) + 1
     assert counts == {
         "dm_control": 51 + 25, "maniskill": 42, "panda_gym": 20, "gymnasium_robotics": 22,
-        "robosuite": 19, "metaworld": 50, "aloha": 2, "franka_sim": 2, "pusht": 1, "xarm": 1,
+        "robosuite": 19, "metaworld": 50, "aloha": 2, "franka_sim": 4, "pusht": 1, "xarm": 1,
     }  # fmt: skip
     assert len({(name, options["task"]) for name, options in OPTIONS}) == len(OPTIONS)
 

@@ -21,7 +21,9 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
     ("dm_control", {"task": "walker-walk", "camera": "back"}, 2),
     ("dm_control", {"task": "walker-walk", **PICTURES}, 2),
     ("dm_control", {"task": "stack_2_of_3_bricks_random_order_vision", **PICTURES}, 1),
-    ("franka_sim", {"task": "gym_hil/PandaArrangeBoxesBase-v0"}, 2),
+    ("franka_sim", {"task": "gym_hil/PandaArrangeBoxesBase-v0", "reward": "dense"}, 2),
+    ("franka_sim", {"task": "gym_hil/PandaArrangeBoxes-v0", **PICTURES}, 2),
+    ("franka_sim", {"task": "gym_hil/PandaPickCubeBase-v0", **PICTURES, "effects": True}, 1),
     ("gymnasium_robotics", {"task": "AdroitHandDoor-v1"}, 1),
     ("gymnasium_robotics", {"task": "AntMaze_UMaze-v5"}, 2),
     ("libero", {**SPATIAL, "images": False}, 1),
@@ -84,6 +86,38 @@ def test_a_maniskill_scene_that_is_kept_begins_episodes_as_one_that_is_built_ane
         starts.append(np.array(seen)[[0, 2, 4]])
     assert np.abs(starts[0][0] - starts[0][1]).max() > 0.01
     np.testing.assert_allclose(starts[0], starts[1], atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_franka_of_hil_serl_lifts_its_cube_by_moves_of_centimetres() -> None:
+    """A script: over the cube, down, close, up. 0 opens the gripper, 1 leaves it, 2 closes it."""
+    require_simulator("franka_sim")
+    returns = {}
+    for reward in ("sparse", "dense"):
+        options = {"task": "gym_hil/PandaPickCube-v0", "reward": reward}
+        config = EnvConfig(type="franka_sim", options=options, max_episode_steps=100, processes=1)
+        with SupervisedVectorEnv(config, num_envs=1, seed=0, episode_seeds=[(0, 1)]) as envs:
+            states = envs.reset()["states"][0]
+            for number in range(100):
+                away = states[18:21] - states[15:18]
+                across = np.clip(away[:2] / 0.025, -1, 1)
+                if number < 30 and np.hypot(*away[:2]) > 0.015:
+                    action = [*across, 0.0, 0.0]
+                elif number < 45 and away[2] < -0.01:
+                    action = [*across, -0.6, 0.0]
+                else:
+                    action = [0.0, 0.0, 0.0 if number < 55 else 0.5, 2.0]
+                step = envs.chunk_step(np.array(action, np.float32).reshape(1, 1, 4))
+                if step.episodes:
+                    break
+                states = step.observations["states"][0]
+        (episode,) = step.episodes
+        assert episode.success_once
+        assert episode.episode_len < 90
+        returns[reward] = episode.episode_return
+    assert returns["sparse"] == 1.0
+    assert 5.0 < returns["dense"] < 90.0
 
 
 @pytest.mark.slow

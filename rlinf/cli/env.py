@@ -43,7 +43,11 @@ def install(
     *,
     with_package: Annotated[
         list[str] | None,
-        typer.Option("--with", metavar="PACKAGE", help="A further package, such as an adapter."),
+        typer.Option(
+            "--with",
+            metavar="PACKAGE",
+            help="A further package, such as an adapter; without it those of before stay.",
+        ),
     ] = None,
     source: Annotated[
         Path | None, typer.Option(help="Source of a simulator that has no package.")
@@ -58,11 +62,13 @@ def install(
     if not with_package and installation.is_made(name, source=source):
         say(f"ready: {installation.home() / name}; `rlinf env remove {name}` first makes it anew")
         return
-    say(f"{name}: {installation.size(needs)}; licence: {needs.licence}")
+    packages = with_package or installation.packages_of(name)
+    more = f"; with {', '.join(packages)}" if packages else ""
+    say(f"{name}: {installation.size(needs)}; licence: {needs.licence}{more}")
     if needs.disk_mb > installation.ASK_ABOVE_MB and not yes:
         typer.confirm("Install it? (--yes does not ask)", abort=True)
     with _ended_as_by_interrupt():
-        made = installation.install(name, with_packages=with_package or (), source=source)
+        made = installation.install(name, with_packages=packages, source=source)
     say(f"ready: {made}")
     if needs.assets:
         say(f"before it runs: {needs.assets}")

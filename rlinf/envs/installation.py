@@ -211,15 +211,21 @@ def check(name: str, *, source: Path | None = None) -> Requirements:
 
 
 def is_made(name: str, *, source: Path | None = None) -> bool:
-    """Whether just this environment is there, without further packages: another install would take
+    """Whether this environment is there, with whatever further packages: another install would take
     it away from runs that use it, and lose it where nothing can be downloaded."""
     manifest = _manifest(_existing(name))
-    wanted = {"with": [], "source": str(source.resolve()) if source else ""}
     return (
         manifest is not None
         and status(name).state is State.READY
-        and all(manifest[key] == value for key, value in wanted.items())
+        and manifest["source"] == (str(source.resolve()) if source else "")
     )
+
+
+def packages_of(name: str) -> tuple[str, ...]:
+    """Return the further packages that an environment was made with, which one that is made anew is
+    to have as well."""
+    manifest = _manifest(_existing(name))
+    return tuple(map(str, manifest["with"])) if manifest else ()
 
 
 def install(name: str, *, with_packages: Sequence[str] = (), source: Path | None = None) -> Path:

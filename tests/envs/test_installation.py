@@ -280,10 +280,32 @@ def test_what_is_ready_is_not_taken_away_by_another_install(
     assert f"`rlinf env remove {NAME}` first makes it anew" in capsys.readouterr().out
     assert (home / NAME / installation.MANIFEST).stat().st_ino == made
     manifest = json.loads((home / NAME / installation.MANIFEST).read_text())
-    for other in ({"with": ["some-adapter"]}, {"source": "/elsewhere"}, {"pins": "others"}):
+    for other in ({"source": "/elsewhere"}, {"pins": "others"}):
         (home / NAME / installation.MANIFEST).write_text(json.dumps({**manifest, **other}))
         assert main(["env", "install", NAME]) == 0
         assert json.loads((home / NAME / installation.MANIFEST).read_text()) == manifest
+
+
+@pytest.mark.usefixtures("packages")
+def test_an_environment_keeps_its_further_packages(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    manifest = home / NAME / installation.MANIFEST
+    adapters: list[str] = []
+    for pins in ("", "others"):  # ready, and of another version
+        installation.install(NAME)
+        found = json.loads(manifest.read_text())
+        found = {**found, "with": ["some-adapter"], "pins": pins or found["pins"]}
+        manifest.write_text(json.dumps(found))
+        with monkeypatch.context() as noted:
+            noted.setattr(
+                installation, "_uv", lambda *words, **_: adapters.extend(words) or Path(words[-1])
+            )
+            noted.setattr(installation.shutil, "rmtree", lambda *_, **__: None)
+            assert main(["env", "install", NAME]) == 0
+        assert json.loads(manifest.read_text())["with"] == ["some-adapter"]
+        assert adapters.count("some-adapter") == bool(pins)
+    assert "with some-adapter" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("packages")

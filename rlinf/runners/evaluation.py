@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -238,7 +239,7 @@ def _evaluate_one(
         if served is None and checkpoint is not None:
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)
-        result = evaluator.play(groups, spec, name)
+        result = _played(evaluator, groups, spec, name)
         stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.suffix}"
         stem += "" if served is None else f"_served_{served.stem}"
         file = run / "evaluations" / f"{stem}.json"
@@ -250,6 +251,19 @@ def _evaluate_one(
         if written is not None:
             print(f"video: {written}", flush=True)
     return result, spec
+
+
+def _played(
+    evaluator: Evaluator[Any, Any], groups: Groups, spec: HashedSpec, name: str
+) -> SpecifiedResult:
+    """The result; an interrupt, perhaps hours after the last word, says what is lost."""
+    try:
+        result: SpecifiedResult = evaluator.play(groups, spec, name)
+    except KeyboardInterrupt:
+        told = f"interrupted: {name}: nothing is written of what was played; begin anew"
+        print(told, file=sys.stderr, flush=True)
+        raise
+    return result
 
 
 def save_printed(result: SpecifiedResult, file: Path) -> None:

@@ -16,6 +16,7 @@ from rlinf.cli import train
 from rlinf.cli.lasting_output import lasting
 from rlinf.cli.screen import say
 from rlinf.cli.train import end_signals, stop_on_interrupt
+from rlinf.runners import evaluation
 from rlinf.scheduler.transport.cluster_files import shared_memory_directory
 
 
@@ -174,3 +175,17 @@ def test_the_second_signal_ends_the_process_and_its_children() -> None:
             return
         time.sleep(0.1)
     pytest.fail("the child process lives on")
+
+
+def test_an_interrupted_evaluation_says_that_nothing_is_written(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Playing:
+        def play(self, groups: object, spec: object, name: str) -> None:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        evaluation._played(Playing(), None, None, "window_open step 8")
+    assert capsys.readouterr().err == (
+        "interrupted: window_open step 8: nothing is written of what was played; begin anew\n"
+    )

@@ -11,7 +11,7 @@ from tests.scheduler.workers import Router
 def groups(cluster):
     launched = [
         Router.create_group().launch(cluster, NodePlacementStrategy([0] * count), name)
-        for name, count in (("senders", 2), ("receivers", 3))
+        for name, count in (("senders", 2), ("receivers", 4))
     ]
     yield launched
     for group in launched:
@@ -30,8 +30,8 @@ def test_every_receiver_gets_its_slice(groups, direct):
     received = receivers.receive_batch("senders", channel, **options).wait()
     sending.wait()
     for rank, batch in enumerate(received):
-        assert torch.equal(batch["x"], DATA["x"][4 * rank : 4 * rank + 4])
-        assert torch.equal(batch["y"], DATA["y"][4 * rank : 4 * rank + 4])
+        assert torch.equal(batch["x"], DATA["x"][3 * rank : 3 * rank + 3])
+        assert torch.equal(batch["y"], DATA["y"][3 * rank : 3 * rank + 3])
     channel.close()
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from tests.warm import Warm
 
 from .pages import ROOT, blocks
 
@@ -31,15 +31,12 @@ def files(tmp_path: Path) -> Path:
 def test_the_environment_is_trained_in_and_its_policy_acts(files: Path) -> None:
     """By the program that is installed, from the directory where the files lie."""
     program = Path(sys.executable).with_name("rlinf")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def run(*words: str) -> str:
-        done = subprocess.run(
-            words, cwd=files, env=environment, capture_output=True, text=True, timeout=240,
-            check=False,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        done = Warm(words, directory=files)
+        output, errors = (part.decode() for part in done.communicate(timeout=240))
+        assert done.returncode == 0, output + errors
+        return output
 
     assert sorted(each.name for each in files.iterdir()) == [
         "mine.yaml",
@@ -47,5 +44,5 @@ def test_the_environment_is_trained_in_and_its_policy_acts(files: Path) -> None:
         "program.py",
     ]
     assert "held-out episodes: success rate" in run(str(program), "train", "mine.yaml", *SMALL)
-    acted = run(sys.executable, "program.py")
+    acted = run("program.py")
     assert "step 4 tensor([[" in acted

@@ -84,7 +84,7 @@ class _RecipeLoader(_Recipe, yaml.SafeLoader):
 
 
 class _FastLoader(_Recipe, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Reads ten times as fast by libyaml, where PyYAML was built with it.
+    """Reads several times as fast by libyaml, where PyYAML was built with it.
 
     What it cannot read is for :class:`_RecipeLoader` to say in the words of PyYAML; nor is what is
     nested so deep that libyaml, which counts no levels, would leave its stack.

@@ -7,7 +7,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from rlinf.envs.base import Observation, observation_space, require_known, require_picture_sizes
+from rlinf.envs.base import (
+    Observation,
+    camera_shapes,
+    observation_space,
+    require_known,
+    require_picture_sizes,
+)
 from rlinf.envs.gymnasium_tasks import DrawingTask, TaskOptions
 from rlinf.envs.requirements import Requirements
 
@@ -19,7 +25,11 @@ _CAMERAS = {"main_images": "front", "wrist_images": "handcam_rgb"}
 class FrankaSimOptions(TaskOptions):
     """Options of the ``franka_sim`` env type."""
 
-    only_with: ClassVar = {"image_size": "images: true", "effects": "images: true"}
+    only_with: ClassVar = {
+        "image_size": "images: true",
+        "depth": "images: true",
+        "effects": "images: true",
+    }
 
     reward: str = "sparse"
     """``sparse``, 1 at success; or ``dense``: how near the gripper is to the cube and how high this
@@ -28,6 +38,9 @@ class FrankaSimOptions(TaskOptions):
     images: bool = False
     """Whether observations hold ``main_images`` and ``wrist_images`` [image_size, image_size, 3];
     ``states`` [18] are then what the robot knows of itself, and say nothing of the cube."""
+
+    depth: bool = False
+    """Whether observations hold ``depth.main`` and ``depth.wrist``, metres."""
 
     image_size: int = 128
     """Height and width of the pictures in pixels."""
@@ -80,14 +93,13 @@ class FrankaSimEnv(DrawingTask):
 
         inner: Any = self._env.unwrapped
         self._painter = Painter(inner.model, effects=options.effects)
-        self._size = options.image_size
+        self._size, self._shows_depth = options.image_size, options.depth
         self.never_black = ("main_images",)
         own = self._env.observation_space["agent_pos"].shape
         self.state_parts = (("agent_pos", own[0]),)
-        picture = (options.image_size, options.image_size, 3)
-        self.observation_space = observation_space(
-            {"states": own, **dict.fromkeys(_CAMERAS, picture)}
-        )
+        pictures = dict.fromkeys(_CAMERAS, (options.image_size, options.image_size))
+        shapes = camera_shapes(pictures, depth=options.depth)
+        self.observation_space = observation_space({"states": own, **shapes})
 
     @classmethod
     def check(cls, options: Any, max_episode_steps: int) -> None:
@@ -143,8 +155,7 @@ class FrankaSimEnv(DrawingTask):
             return super()._converted(observation)
         if self._looks:
             data: Any = self._env.unwrapped.data
-            self._drawn = {
-                key: self._painter.paint(data, camera, self._size)
-                for key, camera in _CAMERAS.items()
-            }
+            self._drawn = self._painter.observations(
+                data, _CAMERAS, self._size, depth=self._shows_depth
+            )
         return {"states": observation["agent_pos"].astype(np.float32), **self._drawn}

@@ -40,6 +40,18 @@ def _no_pictures() -> None:
     Figure.savefig = _leave_empty
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup() -> None:
+    """Children are not told which test they are of: those with the same variables share a start."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call() -> None:
+    """As for fixtures."""
+    os.environ.pop("PYTEST_CURRENT_TEST", None)
+
+
 @contextmanager
 def drawing() -> Iterator[None]:
     """Pictures are drawn."""

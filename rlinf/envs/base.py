@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Dict  # noqa: UP035 - the env side runs under 3.8 as well
+from typing import Any, ClassVar, Dict, Tuple  # noqa: UP035 - the env side runs under 3.8 as well
 
 import gymnasium
 import numpy as np
@@ -106,6 +106,10 @@ class Simulator:
 
     example: ClassVar[Dict[str, Any]] = {}  # noqa: UP006
     """Options of a light task, with which ``rlinf check env --installed`` checks the adapter."""
+
+    imported: ClassVar[Tuple[str, ...]] = ()  # noqa: UP006
+    """Modules that take long to import, which is done once for all env processes of a parent:
+    importing them begins no thread and opens no device. Not for what a user edits."""
 
     observation_space: gymnasium.Space[Any]
     action_space: gymnasium.Space[Any]

@@ -26,8 +26,8 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import IO, Any, Literal
 
-import rlinf
 from rlinf.errors import ConfigError, MissingPackageError, UserError
+from rlinf.processes.template import TEMPLATES, ForkedProcess, Kind
 from rlinf.processes.wire import Messages, send
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,7 @@ CLOSE = "close"
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 """Environment of a child that is one of several and computes little."""
 
+_ROOT = Path(__file__).resolve().parents[1]
 _TAIL_BYTES = 4000
 _LARGEST_LOG = 16 * 2**20
 _LOGGED_BYTES = 64 * 2**10
@@ -63,7 +64,8 @@ spec = importlib.util.spec_from_file_location(
     "rlinf", root + "/__init__.py", submodule_search_locations=[root])
 sys.modules["rlinf"] = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(sys.modules["rlinf"])
-importlib.import_module(module).main(*map(int, sys.argv[4:]))
+words = [int(word) if word.isdigit() else word for word in sys.argv[4:]]
+importlib.import_module(module).main(*words)
 """
 # A process of its own, which is there where a call that hangs lets no thread of the child run, and
 # where the child was killed first, as Ray does with the children of a worker that ends.
@@ -127,6 +129,9 @@ class SupervisedProcess:
         python: Interpreter, which finds other packages by itself; None: this one, with what it
             finds.
         message_seconds: How long a message may be on its way, once it has begun.
+        imported: Modules that it needs besides and that open no device and begin no thread when
+            they are imported: it begins as a fork of a process that has imported them and
+            ``module``, if there may be one. None: as an interpreter of its own.
 
     Raises:
         ConfigError: The interpreter ``python`` cannot be started, too many files are open, or the
@@ -142,6 +147,7 @@ class SupervisedProcess:
         environment: Mapping[str, str] = ONE_THREAD,
         python: str | None = None,
         message_seconds: float = 30.0,
+        imported: Sequence[str] | None = None,
     ) -> None:
         require_open_files(1)
         self.connection, theirs = socket.socketpair()
@@ -152,16 +158,21 @@ class SupervisedProcess:
         lifeline, self._lifeline = os.pipe()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
         inherited = (lifeline, theirs.fileno(), *descriptors)
-        root, path = Path(rlinf.__file__).parent, sys.path if python is None else []
-        command = [python or sys.executable, "-c", _BOOTSTRAP, str(root), json.dumps(path), module]
+        path = json.dumps(sys.path if python is None else [])
+        bootstrap = (python or sys.executable, "-c", _BOOTSTRAP, str(_ROOT), path)
+        variables = {**os.environ, **environment}
+        forked: ForkedProcess | None = None
         try:
-            self._process = subprocess.Popen(
-                [*command, *map(str, inherited)],
+            if imported is not None:
+                kind = Kind(bootstrap, module, tuple(imported), tuple(sorted(variables.items())))
+                forked = TEMPLATES.fork(kind, self._log.fileno(), inherited)
+            self._process = forked or subprocess.Popen(
+                [*bootstrap, module, *map(str, inherited)],
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=self._log,
                 pass_fds=inherited,
-                env={**os.environ, **environment},
+                env=variables,
                 start_new_session=True,
             )
         except OSError as error:

@@ -161,6 +161,7 @@ class MathConfig(AnswerConfig):
     """Is the final answer mathematically equal to one of the references?"""
 
     only_with: ClassVar = {"tail": "require_boxed: false"}
+    imported = ("math_verify",)
     type: Literal["math"] = "math"
     """Which reward this section configures."""
     min_value: float = -1.0

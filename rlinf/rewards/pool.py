@@ -35,6 +35,7 @@ class RewardProcess:
             "rlinf.rewards.process",
             {"config": config.model_dump(mode="json")},
             descriptors=[self._progress],
+            imported=sorted({name for each in config.functions.values() for name in each.imported}),
         )
         self.connection = self._process.connection
 

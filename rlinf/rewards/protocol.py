@@ -94,6 +94,9 @@ class RewardFunctionConfig(StrictModel):
 
     of_groups: ClassVar[bool] = False
     """Whether what it builds is a :data:`GroupRewardFunction`."""
+    imported: ClassVar[tuple[str, ...]] = ()
+    """Packages that take long to import, which is done once for all processes that score: importing
+    them begins no thread."""
 
     type: str
     """Which reward this section configures."""

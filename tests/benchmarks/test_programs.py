@@ -186,6 +186,20 @@ def test_simulators_beside_a_vector_env() -> None:
 
 
 @pytest.mark.slow
+def test_starts_of_env_processes() -> None:
+    text = printed("starts.py", "--processes", "2", "--turns", "1")
+    cart = text.partition("MetaWorld")[0]
+    forks = positive(r"  forks: first start # s, second # s, # MiB each", cart)
+    for way in ("interpreters", "AsyncVectorEnv"):
+        found = positive(
+            rf"  {way}: first start # s, second # s, # MiB each; # and # of forks, memory #", cart
+        )
+        for value, ratio, other in zip(found[:3], found[3:], forks, strict=True):
+            assert_ratio(ratio, value, other, digits=0.2)
+    positive(r"  interpreters: first start # s", text.partition("MetaWorld")[2])
+
+
+@pytest.mark.slow
 def test_states() -> None:
     text = printed("states.py", "metaworld", "--steps", "10", "--turns", "1")
     pattern = r"metaworld: # s by its state \(# kB\), # s by 10 actions, # x"

@@ -20,8 +20,16 @@ from rlinf.envs.results import FaultReason
 from rlinf.envs.supervised.pool import EnvPool
 from rlinf.envs.supervised.vector import SupervisedVectorEnv
 from rlinf.errors import ConfigError, RunFailure
+from tests.processes.ends import ended
 
 CHUNK = 4
+
+
+def kill(pid: int) -> None:
+    """Kill a process, which is over then."""
+    process = psutil.Process(pid)
+    process.kill()
+    assert ended(process)
 
 
 def actions(rounds: int, envs: int, seed: int = 0) -> np.ndarray:
@@ -277,8 +285,7 @@ def test_processes_and_memory_end_with_a_killed_parent(point, tmp_path):
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+    assert all(map(ended, children))
     after = set(Path("/dev/shm").iterdir()) if Path("/dev/shm").is_dir() else set()
     assert not [path for path in after - before if "rlinf-envs" in path.name]
 
@@ -304,9 +311,7 @@ def test_a_process_that_ended_between_two_chunks_is_replaced_for_a_checkpoint(po
             for chunk in chunks[:2]:
                 env.chunk_step(chunk)
             for number in lost:
-                process = psutil.Process(env.process_ids[number])
-                process.kill()
-                process.wait()
+                kill(env.process_ids[number])
             state = env.state_dict()
             return state, [env.chunk_step(chunk) for chunk in chunks[2:]]
 
@@ -462,9 +467,7 @@ def test_a_process_that_is_lost_between_two_chunks_repeats_no_result(point, repl
     with SupervisedVectorEnv(config, num_envs=2, seed=3) as env:
         env.reset()
         first = env.chunk_step(still)
-        process = psutil.Process(env.process_ids[0])
-        process.kill()
-        process.wait()
+        kill(env.process_ids[0])
         second = env.chunk_step(still)
         third = env.chunk_step(still)
     assert [episode.valid for episode in first.episodes] == [True, True]
@@ -483,9 +486,7 @@ def test_a_lost_process_goes_on_from_the_last_states_and_repeats_what_came_after
         position = env.reset()["states"]
         for given in (chunks[0], chunks[1][:, :1]):
             env.chunk_step(given)
-        process = psutil.Process(env.process_ids[0])
-        process.kill()
-        process.wait()
+        kill(env.process_ids[0])
         step = env.chunk_step(chunks[2][:, :1])
     assert [(fault.env, fault.reason) for fault in step.faults] == [(-1, FaultReason.CRASH)]
     assert step.valid.all()
@@ -505,9 +506,7 @@ def test_a_state_of_another_episode_brings_nothing_back(point):
         env.chunk_step(given[:, 16:17])
         assert np.array_equal(env.observations()["states"], start)
         env.chunk_step(given[:, 17:])
-        process = psutil.Process(env.process_ids[0])
-        process.kill()
-        process.wait()
+        kill(env.process_ids[0])
         step = env.chunk_step(given[:, 17:])
     assert FaultReason.NOT_REPLAYABLE in [fault.reason for fault in step.faults]
 

@@ -167,12 +167,13 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
     def process(pid: int, parent: int, peak: int, *command: str) -> ProcessMemory:
         return ProcessMemory(pid, parent, command, peak, peak)
 
-    me = os.getpid()
+    me, envs = os.getpid(), "rlinf.envs.supervised.process"
     found = preflight.Processes(
         [
             process(me, 1, 10, "python"),
             process(-2, me, 40, "ray::EnvWorker.run"),
-            process(-3, -2, 30, "python", "-c", "", "rlinf.envs.supervised.process", "7"),
+            process(-6, -2, 3, "python", "rlinf.processes.template", "7", envs),
+            process(-3, -6, 30, "python", "rlinf.processes.template", "7", envs),
             process(-4, me, 50, "ray::ActorWorker"),
             process(-5, me, 5, "/usr/bin/raylet", "--x"),
         ],
@@ -185,10 +186,9 @@ def test_processes_belong_to_the_workers_that_started_them() -> None:
     )
     assert [(p.role, p.peak) for p in found.peaks()] == [
         ("actor:0", 50), ("env:0", 40), ("rlinf.envs.supervised.process of env:0", 30),
-        ("driver", 10),
-        ("raylet, process -5", 5),
+        ("driver", 10), ("raylet, process -5", 5), ("rlinf.envs.supervised.process of env:0", 3),
     ]  # fmt: skip
-    assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 95), (1, 25)]
+    assert [(d.device, d.peak) for d in found.slots(1000)] == [(0, 98), (1, 25)]
 
 
 @pytest.mark.parametrize(

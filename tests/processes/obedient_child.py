@@ -41,6 +41,8 @@ def main(lifeline, commands, memory=-1):
         if operation == "print":
             for number in range(message["lines"]):
                 print(number, "x" * message["width"])
+        if operation == "evaluate":
+            return {"value": eval(message["words"])}
         if operation == "start a process":
             return {"started": subprocess.Popen(["sleep", "600"]).pid}
         if operation == "sleep":

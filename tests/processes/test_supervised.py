@@ -21,16 +21,17 @@ from rlinf.processes.shared_block import (
     open_memory,
     reserve,
 )
+from tests.processes.ends import ended
 
 CHILD = "tests.processes.obedient_child"
 
 
-@pytest.fixture
-def start():
+@pytest.fixture(params=[None, ()], ids=["started", "forked"])
+def start(request):
     running = []
 
     def started(settings=None, **options):
-        process = SupervisedProcess(CHILD, settings or {}, **options)
+        process = SupervisedProcess(CHILD, settings or {}, imported=request.param, **options)
         running.append(process)
         return process
 
@@ -46,7 +47,7 @@ def test_it_answers_in_order_and_ends_when_it_is_closed(start):
         assert process.ask("echo", seconds=10.0, content=content)["echo"] == content
     child = psutil.Process(process.pid)
     process.close()
-    assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+    assert ended(child)
     process.close()  # again
 
 
@@ -132,7 +133,7 @@ PARENT = f"""
     import json, sys
     from rlinf.processes.child import SupervisedProcess
 
-    process = SupervisedProcess({CHILD!r}, {{}})
+    process = SupervisedProcess({CHILD!r}, {{}}, imported=() if sys.argv[2] == "forked" else None)
     process.receive(30.0)
     started = process.ask("start a process", seconds=10.0)["started"]
     if sys.argv[1] == "that hangs":
@@ -142,21 +143,20 @@ PARENT = f"""
 """
 
 
+@pytest.mark.parametrize("begins", ["started", "forked"])
 @pytest.mark.parametrize("child", ["that waits", "that hangs", "that was killed first"])
-def test_what_it_has_started_ends_with_the_parent(child):
-    command = [sys.executable, "-c", textwrap.dedent(PARENT), child]
+def test_what_it_has_started_ends_with_the_parent(child, begins):
+    command = [sys.executable, "-c", textwrap.dedent(PARENT), child, begins]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as parent:
         pids = [int(pid) for pid in parent.stdout.readline().split()]
         both = [psutil.Process(pid) for pid in pids]
         if child == "that was killed first":
             both[0].kill()
-            while both[0].status() != psutil.STATUS_ZOMBIE:
-                time.sleep(0.01)
+            assert ended(both[0])
         parent.kill()
     assert len(both) == 2
-    _, alive = psutil.wait_procs(both, timeout=10.0)
-    assert all(process.status() == psutil.STATUS_ZOMBIE for process in alive)
+    assert all(map(ended, both))
 
 
 def test_an_interpreter_that_is_not_there_is_a_mistake_of_the_user():

@@ -89,7 +89,8 @@ def train_without_a_simulator(recipe: Path, run: Path, options: Sequence[str]) -
     process = start("train", str(recipe), *options, "--run-dir", str(run))
     with ended(process):
         assert wait_for_lines(process, run, 2)
-        psutil.Process(process.pid).children()[0].kill()
+        (template,) = psutil.Process(process.pid).children()
+        template.children()[0].kill()
         output, _ = process.communicate(timeout=120)
         assert process.returncode == 0, output
 

@@ -105,6 +105,7 @@ class MetaWorldEnv(SimulatorEnv):
 
     Options = MetaWorldOptions
     example: ClassVar[dict[str, Any]] = {"task": "MT10"}
+    imported = ("rlinf.envs.metaworld.task",)
     # gymnasium's part for MuJoCo imports `packaging` without saying so; 3.1.1 is written against
     # MuJoCo 3.3.0.
     requirements = Requirements(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,10 +32,12 @@ class Command:
 @dataclass(frozen=True)
 class ProcessLimits:
     """Under which interpreter (None: this one), with which environment variables and how much
-    resident memory (bytes; None: any) an env process runs, and how long it may take."""
+    resident memory (bytes; None: any) an env process runs, what it may have from its siblings (see
+    :class:`SupervisedProcess`), and how long it may take."""
 
     python: str | None
     environment: Mapping[str, str]
+    imported: Sequence[str] | None
     memory: int | None
     step_deadline: float
     start_deadline: float
@@ -55,6 +57,7 @@ class EnvProcess:
             descriptors=[memory],
             environment=limits.environment,
             python=limits.python,
+            imported=limits.imported,
         )
 
     def started(self) -> EnvSpec:

@@ -125,7 +125,8 @@ class SupervisedVectorEnv(VectorEnv):
         """The processes, among which the envs of each stage are divided."""
         config, num_envs = self.config, self.num_envs
         # A batch uses the cores by itself, and is the faster the larger it is.
-        together = issubclass(REGISTRY.load(config.type), SimulatorBatch)
+        adapter = REGISTRY.load(config.type)
+        together = issubclass(adapter, SimulatorBatch)
         processes = config.processes or (1 if together else len(cores))
         processes = min(processes, num_envs // self.stages)
         slices = np.arange(num_envs).reshape(self.stages, -1)
@@ -150,6 +151,7 @@ class SupervisedVectorEnv(VectorEnv):
             ProcessLimits(
                 python=config.interpreter,
                 environment=config.environment,
+                imported=None if together else adapter.imported,
                 memory=None if config.memory_limit_mb is None else config.memory_limit_mb << 20,
                 step_deadline=config.step_deadline,
                 start_deadline=config.start_deadline,

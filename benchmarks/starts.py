@@ -57,7 +57,7 @@ def of_gymnasium(processes: int) -> Start:
     makers = [lambda: gymnasium.make("CartPole-v1")] * processes
     env = AsyncVectorEnv(makers, context="spawn")
     seconds = time.perf_counter() - begin
-    memory = alone([process.pid for process in env.processes])
+    memory = alone([process.pid for process in env.processes if process.pid is not None])
     env.close()
     return seconds, memory
 
@@ -81,7 +81,8 @@ def main() -> None:
     parser.add_argument("--only", nargs=2, metavar=("WAY", "TASK"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.only:
-        print(json.dumps(starts(*asked.only, asked.processes)))
+        way, task = asked.only
+        print(json.dumps(starts(way, task, asked.processes)))
         return
     for task in TASKS:
         ways = WAYS if task == "CartPole-v1" else WAYS[:2]

@@ -7,6 +7,7 @@ imported as it is, with stand-ins for what it imports for other purposes.
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import json
@@ -219,6 +220,7 @@ def _build(source: Path, options: CalvinOptions) -> tuple[Any, Any]:
     hydra: Any = importlib.import_module("hydra")
     table: Any = importlib.import_module("calvin_env.envs.play_table_env")
     table.get_git_commit_hash = lambda path: "unknown"
+    _show_bases()
     with hydra.initialize_config_dir(config_dir=f"{root}/conf", version_base="1.1"):
         config = hydra.compose(
             "config_data_collection",
@@ -235,6 +237,34 @@ def _build(source: Path, options: CalvinOptions) -> tuple[Any, Any]:
     omegaconf: Any = importlib.import_module("omegaconf")
     section = omegaconf.OmegaConf.load(f"{root}/conf/tasks/new_playtable_tasks.yaml")
     return env, tasks.Tasks(section.tasks)
+
+
+@functools.cache
+def _show_bases() -> None:
+    """Let every simulation of a process have the base of its robot: CALVIN puts those of all into
+    the first one."""
+    robot: Any = importlib.import_module("calvin_env.robot.robot")
+    bullet, add_base = robot.p, robot.Robot.add_base_cylinder
+
+    def add_own_base(one: Any) -> None:
+        robot.p = _OfClient(bullet, one.cid)
+        try:
+            add_base(one)
+        finally:
+            robot.p = bullet
+
+    robot.Robot.add_base_cylinder = add_own_base
+
+
+class _OfClient:
+    """PyBullet's functions, of one simulation where none is named."""
+
+    def __init__(self, bullet: Any, client: int) -> None:
+        self._bullet, self._client = bullet, client
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._bullet, name)
+        return functools.partial(found, physicsClientId=self._client) if callable(found) else found
 
 
 def _annotations(source: Path) -> dict[str, str]:

@@ -102,6 +102,20 @@ def test_an_env_that_cannot_repeat_itself_conforms_once_that_is_said(tmp_path):
         assert "nearest: options.deterministic: false" in told[name]
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "failed"),
+    [
+        ({"levels": 1}, set()),
+        ({"levels": 9}, {"groups", "fixed reset states"}),
+        ({"moves": True}, {"groups", "fixed reset states"}),
+    ],
+)
+def test_pictures_of_a_seed_may_be_rounded_otherwise_and_show_the_same(kwargs, failed):
+    options = {"id": "tests.runners.odd_envs:Drawn-v0", "kwargs": kwargs}
+    config = EnvConfig(type="gymnasium", options=options, max_episode_steps=50)
+    assert set(failures(config)) == failed
+
+
 def test_an_env_beside_which_none_may_be_open_conforms(tmp_path):
     port = {"kwargs": {"port": str(tmp_path / "port")}}
     options = {"id": "tests.runners.odd_envs:Alone-v0", **port}

@@ -194,6 +194,21 @@ def test_an_episode_of_calvin_is_a_chain_of_as_many_tasks_as_were_asked_for() ->
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_simulation_of_calvin_in_a_process_shows_the_base_of_its_robot() -> None:
+    require_simulator("calvin")
+    config = EnvConfig(
+        type="calvin", max_episode_steps=4, group_size=3, processes=1, start_deadline=800.0
+    )
+    with SupervisedVectorEnv(config, num_envs=3, seed=0) as env:
+        seen = env.reset()
+        for key in ("main_images", "wrist_images"):
+            for other in (1, 2):
+                apart = np.abs(seen[key][0].astype(int) - seen[key][other])
+                assert (apart > 2).mean() < 1e-3
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_camera_that_a_model_of_dm_control_does_not_have_is_refused_in_a_line() -> None:
     require_simulator("dm_control")

@@ -111,6 +111,31 @@ class Arm(Unseen):
         return self._wrote("move", super().step(action))
 
 
+class Drawn(gymnasium.Env):
+    """Pictures of a square, in which levels of brightness differ by chance, as a renderer may round
+    them; or its place, which no seed decides."""
+
+    def __init__(self, levels=1, moves=False, render_mode=None):
+        self.observation_space = gymnasium.spaces.Box(0, 255, (48, 48, 3), np.uint8)
+        self.action_space = gymnasium.spaces.Box(-1.0, 1.0, (1,), np.float32)
+        self._levels, self._moves = levels, moves
+
+    def _seen(self):
+        chance = np.random.default_rng()
+        across = chance.integers(0, 43) if self._moves else self._across
+        picture = np.full((48, 48, 3), 100, np.uint8)
+        picture[self._down : self._down + 4, across : across + 4] = 200
+        return picture + chance.integers(0, self._levels + 1, picture.shape, np.uint8)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._down, self._across = self.np_random.integers(0, 43, 2)
+        return self._seen(), {}
+
+    def step(self, action):
+        return self._seen(), 0.0, False, False, {}
+
+
 class Told(Unseen):
     """Every step earns what a variable says."""
 
@@ -153,7 +178,8 @@ class Strolls(gymnasium.Env):
 
 for entry in (Unseen, Seen, Alone, Breaks, Unmade, Told, Strolls, Narrow, TakenOver):
     gymnasium.register(f"{entry.__name__}-v0", entry_point=entry)
-gymnasium.register("Arm-v0", entry_point=Arm, nondeterministic=True)
+for entry in (Arm, Drawn):
+    gymnasium.register(f"{entry.__name__}-v0", entry_point=entry, nondeterministic=True)
 
 
 def remembers(render_mode=None):

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 import ray
 from ray._private import ray_constants, services, worker
+from ray._private.node import Node
 from ray._private.state import GlobalState
 from ray._private.utils import get_ray_address_file
 from ray.job_config import JobConfig
@@ -227,12 +228,6 @@ def _start_own(common: dict[str, Any]) -> None:
         _on_lasting_thread(partial(_start_patiently, start, place))
     # For processes that this one starts, which a later `Cluster()` of theirs attaches to.
     os.environ[ADDRESS_VARIABLE] = ray.get_runtime_context().gcs_address
-    # Autoscaler and dashboard server hold a hundred megabytes, and nobody asks them anything here.
-    # Ray has a switch for neither.
-    for name in ("kill_monitor", "kill_dashboard"):
-        end = getattr(worker._global_node, name, None)
-        if end is not None:
-            end(check_alive=False)
 
 
 class _EndedAtOnceError(Exception):
@@ -245,7 +240,7 @@ def _start_patiently(start: Callable[[], object], place: Path) -> None:
     before = {child.pid for child in psutil.Process().children()}
     for number in range(1, _STARTS + 1):
         try:
-            with _watching_raylet(), _in_own_sessions():
+            with _watching_raylet(), _in_own_sessions(), _what_is_asked_for():
                 start()
             return
         except Exception as error:
@@ -268,6 +263,19 @@ def _in_own_sessions() -> Iterator[None]:
         yield
     finally:
         services.ConsolePopen = started
+
+
+@contextmanager
+def _what_is_asked_for() -> Iterator[None]:
+    """Start neither autoscaler nor dashboard server, for which Ray has no switch: nobody asks them
+    anything here, they hold a hundred megabytes, and a start waits seconds for them."""
+    monitor, server = Node.start_monitor, services.start_api_server
+    Node.start_monitor = lambda node: None
+    services.start_api_server = lambda *_, **__: (None, None)
+    try:
+        yield
+    finally:
+        Node.start_monitor, services.start_api_server = monitor, server
 
 
 @contextmanager

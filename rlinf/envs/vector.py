@@ -71,7 +71,7 @@ class VectorEnv(ABC):
         nothing was done yet is none."""
 
     @abstractmethod
-    def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
+    def assign_episodes(self, episode_seeds: Sequence[tuple[int, ...]]) -> None:
         """Replace the list of (episode id, seed); :meth:`reset` starts to walk it."""
 
     @abstractmethod

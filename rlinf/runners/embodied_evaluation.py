@@ -6,8 +6,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -20,6 +21,7 @@ from rlinf.data.episode_evaluation import (
     EvaluationSpec,
     manner_of,
 )
+from rlinf.data.played_episodes import PlayedEpisodes
 from rlinf.envs.config import EnvConfig, Shares
 from rlinf.envs.observation_names import is_depth
 from rlinf.envs.spec import (
@@ -70,6 +72,8 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
         self._config = config
         self.manner = manner_of(deterministic=config.evaluation.deterministic)
         self.suffix = "" if config.evaluation.deterministic else "_drawn"
+        # By the mode an episode of an env is the same whenever it begins; draws are others.
+        self.keeps_what_is_played = config.evaluation.deterministic
 
     def spec(self, purpose: Purpose, items: int | None = None) -> EvaluationSpec:
         """The episodes that a run is evaluated on."""
@@ -110,12 +114,18 @@ class EpisodeEvaluator(Evaluator[EvaluationSpec, EvaluationResult]):
                     "evaluate a run of that task, or write a specification for this one"
                 )
 
-    def play(self, groups: Groups, spec: EvaluationSpec, name: str) -> EvaluationResult:
+    def play(
+        self, groups: Groups, spec: EvaluationSpec, name: str, kept: PlayedEpisodes | None = None
+    ) -> EvaluationResult:
         """Play a specification's episodes."""
         seeds = dict(spec.episodes)
+        known = {} if kept is None else kept.read()
+        if len(known) == len(spec.episodes):  # the simulator says what its tasks are
+            known.pop(spec.episodes[-1][0])
+        left = _left_to_play(spec.episodes, known, self._config.evaluation.num_envs)
+        report = play_episodes(groups, left, kept=kept)
         # A faulty episode is tried again; its last record counts.
-        report = play_episodes(groups, spec.episodes)
-        records = {record.episode_id: record for record in report.episodes}
+        records = known | {record.episode_id: record for record in report.episodes}
         outcomes = [
             EpisodeOutcome(
                 episode_id=record.episode_id,
@@ -270,16 +280,30 @@ def export_policy(
     export_weights(path, weights, said)
 
 
-def play_episodes(
-    groups: Groups, episodes: Sequence[tuple[int, int]], *, frames: int = 0
-) -> EvaluationReport:
-    """Play the given (episode id, seed) pairs.
+def _left_to_play(
+    episodes: Sequence[tuple[int, int]], known: Container[int], envs: int
+) -> list[tuple[int, ...]]:
+    """The list of episodes without those that are known, each of which still is for the same one of
+    so many environments: where it stands in a batch decides the last bits of its actions."""
+    own = [[each for each in episodes[env::envs] if each[0] not in known] for env in range(envs)]
+    return [each or () for row in zip_longest(*own) for each in row]
 
-    The first ``frames`` environments of all are filmed.
+
+def play_episodes(
+    groups: Groups,
+    episodes: Sequence[tuple[int, ...]],
+    *,
+    frames: int = 0,
+    kept: PlayedEpisodes | None = None,
+) -> EvaluationReport:
+    """Play the given (episode id, seed) pairs; an env that comes to an empty one rests.
+
+    The first ``frames`` environments of all are filmed; what has ended is ``kept`` where that is
+    said.
     """
     report = groups.evaluate(
         {
-            "env": {"episodes": list(episodes), "frames": frames},
+            "env": {"episodes": list(episodes), "frames": frames, "kept": kept},
             "rollout": {"step": 0, "evaluation": True},
         }
     )

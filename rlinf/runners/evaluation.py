@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 from rlinf.checkpoint.files import is_disk_full
+from rlinf.checkpoint.manifest import MANIFEST
 from rlinf.config.dump import to_data
 from rlinf.config.load import load_recipe
-from rlinf.config.named_files import LATEST
+from rlinf.config.named_files import LATEST, fingerprint, named_files
 from rlinf.config.validate import validate
+from rlinf.data.played_episodes import PlayedEpisodes
 from rlinf.data.specifications import HashedSpec, SpecifiedResult
 from rlinf.data.specifications import compare as compare_results
 from rlinf.errors import CheckpointError, ConfigError, RunFailure
@@ -30,6 +34,10 @@ if TYPE_CHECKING:
     from rlinf.workers.config.served_policy import Server
 
 log = logging.getLogger(__name__)
+
+_DECIDE = ("env", "evaluation", "model", "rollout")
+"""Sections that decide how an episode ends, with the files that they name."""
+
 SpecT = TypeVar("SpecT", bound=HashedSpec)
 ResultT = TypeVar("ResultT", bound=SpecifiedResult)
 
@@ -49,8 +57,11 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
         """Refuse, by a ConfigError, a specification that is not of this run's task."""
 
     @abstractmethod
-    def play(self, groups: Groups, spec: SpecT, name: str) -> ResultT:
-        """Do what a specification says with the weights that the workers hold, called ``name``."""
+    def play(
+        self, groups: Groups, spec: SpecT, name: str, kept: PlayedEpisodes | None = None
+    ) -> ResultT:
+        """Do what a specification says with the weights that the workers hold, called ``name``;
+        what is ``kept`` is done already, and what is done is added to it."""
 
     @abstractmethod
     def metrics(self, result: ResultT) -> dict[str, float]:
@@ -69,6 +80,8 @@ class Evaluator(ABC, Generic[SpecT, ResultT]):
     """Whether there is something to see."""
     manner = ""
     """How what is evaluated acts, where there are several ways; results of two do not compare."""
+    keeps_what_is_played = False
+    """Whether an evaluation that was interrupted goes on where it was."""
     suffix = ""
     """Of the files of results that are not of the usual way to evaluate."""
 
@@ -217,17 +230,7 @@ def _evaluate_one(
         raise ConfigError("the run has no validation prompts; name files in data.files.validation")
     evaluator.check(spec)
     if beside is not None:
-        its_task, its_run = beside[0], run_of(beside[1])
-        other = its_task(_configured(its_task, its_run, overrides), its_run)
-        if other.evaluator is None or not isinstance(spec, other.evaluator.spec_class):
-            raise ConfigError("--compare: the two runs are evaluated on different things")
-        other.evaluator.check(spec)
-        if other.evaluator.manner != evaluator.manner:
-            raise ConfigError(
-                f"--compare: {run.name} is evaluated {evaluator.manner}, {its_run.name} "
-                f"{other.evaluator.manner}, and only results of one manner are compared; nearest: "
-                "evaluation.deterministic=true, which holds for both"
-            )
+        _require_comparable(run, evaluator, spec, beside, overrides)
     if isinstance(source, Beginning):
         checkpoint, name, step = None, source.name, 0
     else:
@@ -235,16 +238,21 @@ def _evaluate_one(
         name, step = f"{run.name} step {checkpoint.step}", checkpoint.step
     if served is not None:
         name, step = served.name, served.version
+    stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.suffix}"
+    stem += "" if served is None else f"_served_{served.stem}"
+    file = run / "evaluations" / f"{stem}.json"
+    kept = None
+    if evaluator.keeps_what_is_played and served is None:
+        kept = _kept(file, spec, config, checkpoint)
     with Groups(prepared, trains=task.evaluates is None, traces=run / "trace") as groups:
         if served is None and checkpoint is not None:
             with checkpoint.read_as_written():
                 prepared.load_weights(groups, checkpoint)
-        result = _played(evaluator, groups, spec, name)
-        stem = f"spec_{spec.sha256[:12]}_step_{step:08d}{evaluator.suffix}"
-        stem += "" if served is None else f"_served_{served.stem}"
-        file = run / "evaluations" / f"{stem}.json"
+        result = _played(evaluator, groups, spec, name, kept)
         print(f"{name}: {result}", flush=True)
         save_printed(result, file)
+        if kept is not None:
+            kept.remove()
         print(f"written to {file}", flush=True)
         film = run / "videos" / f"{stem}.mp4"
         written = evaluator.film(groups, spec, film, at_least=1) if video else None
@@ -253,15 +261,68 @@ def _evaluate_one(
     return result, spec
 
 
+def _require_comparable(
+    run: Path,
+    evaluator: Evaluator[Any, Any],
+    spec: HashedSpec,
+    beside: tuple[type[Task[Any]], Path],
+    overrides: Sequence[str],
+) -> None:
+    """Refuse another run that is not evaluated on the same things, or in another manner."""
+    its_task, its_run = beside[0], run_of(beside[1])
+    other = its_task(_configured(its_task, its_run, overrides), its_run).evaluator
+    if other is None or not isinstance(spec, other.spec_class):
+        raise ConfigError("--compare: the two runs are evaluated on different things")
+    other.check(spec)
+    if other.manner != evaluator.manner:
+        raise ConfigError(
+            f"--compare: {run.name} is evaluated {evaluator.manner}, {its_run.name} "
+            f"{other.manner}, and only results of one manner are compared; nearest: "
+            "evaluation.deterministic=true, which holds for both"
+        )
+
+
+def _kept(
+    file: Path, spec: HashedSpec, config: PlacedConfig, checkpoint: Checkpoint | None
+) -> PlayedEpisodes:
+    """Where an evaluation keeps what it has played; the user is told of what is there already."""
+    found = to_data(config)
+    decides: dict[str, Any] = {name: found.get(name) for name in _DECIDE}
+    decides["files"] = {
+        key: fingerprint(path)
+        for key, path in named_files(config)
+        if key.partition(".")[0] in _DECIDE and path.exists()
+    }
+    if checkpoint is not None:
+        decides["weights"] = (checkpoint.path / MANIFEST).read_text(encoding="utf-8")
+    text = json.dumps(decides, sort_keys=True)
+    kept = PlayedEpisodes(
+        file.with_suffix(""),
+        {"spec": spec.sha256, "played": hashlib.sha256(text.encode()).hexdigest()},
+    )
+    with suppress(OSError):  # who writes says so
+        file.parent.mkdir(parents=True, exist_ok=True)
+    if known := len(kept.read()):
+        names = " ".join(str(path) for path in kept.files())
+        print(f"{known} episodes were played before: rm {names} to begin anew", flush=True)
+    return kept
+
+
 def _played(
-    evaluator: Evaluator[Any, Any], groups: Groups, spec: HashedSpec, name: str
+    evaluator: Evaluator[Any, Any],
+    groups: Groups,
+    spec: HashedSpec,
+    name: str,
+    kept: PlayedEpisodes | None,
 ) -> SpecifiedResult:
     """The result; an interrupt, perhaps hours after the last word, says what is lost."""
     try:
-        result: SpecifiedResult = evaluator.play(groups, spec, name)
+        result: SpecifiedResult = evaluator.play(groups, spec, name, kept)
     except KeyboardInterrupt:
-        told = f"interrupted: {name}: nothing is written of what was played; begin anew"
-        print(told, file=sys.stderr, flush=True)
+        told = "nothing is written of what was played; begin anew"
+        if kept is not None:
+            told = f"{len(kept.read())} episodes are kept; the same command goes on from there"
+        print(f"interrupted: {name}: {told}", file=sys.stderr, flush=True)
         raise
     return result
 

@@ -15,6 +15,7 @@ from rlinf.checkpoint.files import is_disk_full
 from rlinf.config.dump import to_data
 from rlinf.config.nearest import did_you_mean
 from rlinf.config.validate import validate
+from rlinf.data.played_episodes import PlayedEpisodes
 from rlinf.data.prompts.dataset import PromptDataset
 from rlinf.data.sequences import PromptGroup
 from rlinf.data.text_evaluation import (
@@ -96,8 +97,15 @@ class PromptEvaluator(Evaluator[TextEvaluationSpec, TextEvaluationResult]):
             )
         self._config.rollout.engine.check_served(sampling_of(spec))
 
-    def play(self, groups: Groups, spec: TextEvaluationSpec, name: str) -> TextEvaluationResult:
+    def play(
+        self,
+        groups: Groups,
+        spec: TextEvaluationSpec,
+        name: str,
+        kept: PlayedEpisodes | None = None,
+    ) -> TextEvaluationResult:
         """Answer the prompts of a specification."""
+        del kept
         return answer_prompts(groups, spec, self._prompts, name, self._tokenizer)
 
     def metrics(self, result: TextEvaluationResult) -> dict[str, float]:

@@ -6,12 +6,14 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from rlinf.data.exchange import ObservationBatch, PolicyBatch, RolloutValues, TrajectoryBuilder
+from rlinf.data.played_episodes import PlayedEpisodes, PlayedEpisodesWriter
 from rlinf.envs.config import EnvConfig
 from rlinf.envs.results import EpisodeRecord, Observations, VectorStep
 from rlinf.envs.spec import EnvSpec
@@ -147,7 +149,7 @@ class EnvWorker(StageWorker):
         sections: Mapping[str, EnvConfig],
         total: int,
         purpose: str,
-        episodes: Sequence[tuple[int, int]] | None = None,
+        episodes: Sequence[tuple[int, ...]] | None = None,
     ) -> VectorEnv:
         count = total // self._world_size
         made = vector_env(
@@ -223,15 +225,32 @@ class EnvWorker(StageWorker):
         return report
 
     def evaluate(
-        self, actions: InputStream, *, episodes: Sequence[tuple[int, int]], frames: int = 0
+        self,
+        actions: InputStream,
+        *,
+        episodes: Sequence[tuple[int, ...]],
+        frames: int = 0,
+        kept: PlayedEpisodes | None = None,
     ) -> Generator[Emit, None, EvaluationReport]:
         """Stage: play given episodes to their end; returns an :class:`EvaluationReport`.
 
         Args:
             actions: Stream of :class:`PolicyBatch`.
-            episodes: (episode id, reset seed) of the whole evaluation, over all its environments.
+            episodes: (episode id, reset seed) of the whole evaluation, over all its environments;
+                one that comes to an empty entry rests.
             frames: Environments of the whole evaluation to take pictures of, from the first on.
+            kept: Where episodes are written down as they end; None: nowhere.
         """
+        with nullcontext() if kept is None else kept.writer(self._rank) as writer:
+            return (yield from self._evaluated(actions, episodes, frames, writer))
+
+    def _evaluated(
+        self,
+        actions: InputStream,
+        episodes: Sequence[tuple[int, ...]],
+        frames: int,
+        writer: PlayedEpisodesWriter | None,
+    ) -> Generator[Emit, None, EvaluationReport]:
         env = self._evaluation_env(episodes)
         filmed = range(max(0, min(env.num_envs, frames - env.first_env)))
         spec, rate = env.env_spec, env.env_spec.control_rate
@@ -253,6 +272,8 @@ class EnvWorker(StageWorker):
                 continue
             times[stage] += 1
             report.add(step)
+            if writer is not None:
+                writer.add(step.episodes)
             batch = self._batch(
                 env,
                 stage,
@@ -302,7 +323,7 @@ class EnvWorker(StageWorker):
             final = None if final is None else self._read(final)
             yield stage, answer, replace(step, observations=seen, final_observations=final)
 
-    def _evaluation_env(self, episodes: Sequence[tuple[int, int]]) -> VectorEnv:
+    def _evaluation_env(self, episodes: Sequence[tuple[int, ...]]) -> VectorEnv:
         """The evaluation environments, about to walk a list of episodes."""
         self._make_room()
         if "eval" in self._vectors:

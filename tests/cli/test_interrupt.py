@@ -177,15 +177,15 @@ def test_the_second_signal_ends_the_process_and_its_children() -> None:
     pytest.fail("the child process lives on")
 
 
-def test_an_interrupted_evaluation_says_that_nothing_is_written(
+def test_an_interrupted_evaluation_that_keeps_nothing_says_so(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     class Playing:
-        def play(self, groups: object, spec: object, name: str) -> None:
+        def play(self, groups: object, spec: object, name: str, kept: None) -> None:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        evaluation._played(Playing(), None, None, "window_open step 8")
+        evaluation._played(Playing(), None, None, "window_open step 8", None)
     assert capsys.readouterr().err == (
         "interrupted: window_open step 8: nothing is written of what was played; begin anew\n"
     )

@@ -193,7 +193,7 @@ class MixedVectorEnv(VectorEnv):
         """See :meth:`VectorEnv.unfinished`."""
         return self._episodes([part.unfinished() for part in self._parts])
 
-    def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
+    def assign_episodes(self, episode_seeds: Sequence[tuple[int, ...]]) -> None:
         """See :meth:`VectorEnv.assign_episodes`; the place in the list says of which section."""
         for part in self._parts:
             part.assign_episodes(episode_seeds)

@@ -24,8 +24,9 @@ class EpisodeRules:
 
     Without a list, an episode's seed is a hash of (run seed, purpose, group, epoch, index): envs of
     one group share it, and the split of envs over workers and processes does not matter. With a
-    list, global env ``e`` of ``total_envs`` plays the entries ``e``, ``e + total_envs``, ... and
-    then rests. The fields named as in :class:`~rlinf.envs.config.EnvConfig` are those of it.
+    list, global env ``e`` of ``total_envs`` plays the entries ``e``, ``e + total_envs``, ... up to
+    an empty one and then rests. The fields named as in :class:`~rlinf.envs.config.EnvConfig` are
+    those of it.
 
     Args:
         run_seed: Seed of the run.
@@ -67,8 +68,8 @@ class EpisodeRules:
             position = env + index * self.total_envs
             if position >= len(self.episodes):
                 return None
-            number, seed = self.episodes[position]
-            return number, seed
+            entry = self.episodes[position]
+            return (entry[0], entry[1]) if entry else None
         if self.use_fixed_reset_states:
             epoch = index = 0
         key = _KEY.pack(self.run_seed, env // self.group_size, epoch, index) + self.purpose.encode()

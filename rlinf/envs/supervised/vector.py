@@ -62,7 +62,8 @@ class SupervisedVectorEnv(VectorEnv):
         affinity: Cores that the processes may use; by default those of this process.
         purpose: ``train`` or ``eval``: the two never share a reset seed.
         episode_seeds: (episode id, seed) list that is walked exactly once over all envs, whatever
-            their number; an env without further entries rests (see :attr:`VectorStep.active`).
+            their number; an env without further entries, or before an empty one, rests (see
+            :attr:`VectorStep.active`).
             Envs then advance by themselves, also without ``auto_reset``.
         max_chunk: The largest C that will be sent.
         section: Key of ``config`` in the recipe, for what an adapter refuses while it plays.
@@ -85,7 +86,7 @@ class SupervisedVectorEnv(VectorEnv):
         total_envs: int | None = None,
         affinity: Sequence[int] | None = None,
         purpose: str = "train",
-        episode_seeds: Sequence[tuple[int, int]] | None = None,
+        episode_seeds: Sequence[tuple[int, ...]] | None = None,
         max_chunk: int = 64,
         section: str = "",
     ) -> None:
@@ -193,7 +194,7 @@ class SupervisedVectorEnv(VectorEnv):
             write_record(block, row, record, valid=True)
         return [read_record(self.numbers[r], each) for r, each in zip(rows, records, strict=True)]
 
-    def assign_episodes(self, episode_seeds: Sequence[tuple[int, int]]) -> None:
+    def assign_episodes(self, episode_seeds: Sequence[tuple[int, ...]]) -> None:
         """Replace the list of episodes; :meth:`reset` starts to walk it.
 
         The processes stay, so that evaluating again costs no start.
@@ -378,9 +379,9 @@ def _check_division(num_envs: int, stages: int, group_size: int) -> None:
         )
 
 
-def _plain(episodes: Sequence[tuple[int, int]]) -> list[list[int]]:
+def _plain(episodes: Sequence[tuple[int, ...]]) -> list[list[int]]:
     """The (episode id, seed) list as plain values."""
-    return [[int(number), int(seed)] for number, seed in episodes]
+    return [list(map(int, entry)) for entry in episodes]
 
 
 def _usable_cores() -> list[int]:

@@ -108,8 +108,9 @@ class RunDirectory:
         except UserError:
             run.close()
             raise
+        _remove_unfinished(path)
         for directory in (run.checkpoints, run.evaluations):
-            directory.mkdir()
+            directory.mkdir(exist_ok=True)
         run.begun, run._made = False, made
         return run
 
@@ -315,16 +316,26 @@ def _remove_unfinished(path: Path) -> None:
 
 
 def require_empty(path: Path) -> None:
-    """Refuse the directory of a new run, by a UserError, that holds something."""
+    """Refuse the directory of a new run, by a UserError, that holds something; what a run left that
+    was killed before it had a configuration is nothing."""
     entries = path.expanduser().iterdir() if path.expanduser().is_dir() else ()
-    found = sorted(entry.name for entry in entries if entry.name != _LOCK_FILE)
-    if found:
+    present = [entry for entry in entries if entry.name != _LOCK_FILE]
+    found = sorted(entry.name for entry in present)
+    if CONFIG_FILE in found or not all(map(_is_of_a_beginning, present)):
         resume = f", or go on with this run: rlinf resume {shlex.quote(str(path))}"
         go_on = resume if CONFIG_FILE in found else "."
         raise UserError(
             f"The run directory {path} is not empty (it holds {', '.join(found[:3])}"
             f"{', …' if len(found) > 3 else ''}). Give another one with --run-dir{go_on}"
         )
+
+
+def _is_of_a_beginning(entry: Path) -> bool:
+    """Whether a run makes it before its configuration."""
+    if entry.is_dir():
+        return entry.name in {"checkpoints", "evaluations"} and not any(entry.iterdir())
+    written = entry.name.startswith((f".{CONFIG_FILE}.", ".origin.json."))
+    return written or entry.name == "origin.json"
 
 
 def _lock(path: Path) -> int:

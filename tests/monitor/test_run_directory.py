@@ -61,8 +61,27 @@ def test_a_non_empty_directory_is_not_reused(tmp_path):
     with RunDirectory.open(tmp_path / "my run") as run:
         assert run.config.read_text() == "seed: 1\n"
     (tmp_path / "my run" / "config.yaml").unlink()
+    (tmp_path / "my run" / "metrics.jsonl").touch()
     with pytest.raises(UserError, match=r"not empty .* Give another one with --run-dir\.$"):
         a_run(tmp_path, path=tmp_path / "my run")
+
+
+@pytest.mark.parametrize("last", ["origin.json", ".config.yaml.0123abcd", "checkpoints"])
+def test_what_was_killed_before_it_had_a_configuration_is_begun_again(tmp_path, last):
+    place = tmp_path / "mine"
+    run = RunDirectory.create(tmp_path, "reach", path=place)
+    if last != "checkpoints":
+        (place / last).write_text("{}")
+    with pytest.raises(UserError, match="is being written by another process"):
+        a_run(tmp_path, path=place)
+    run.close()  # as the kernel does
+    (place / "checkpoints" / "step_1").mkdir()
+    with pytest.raises(UserError, match="is not empty"):
+        a_run(tmp_path, path=place)
+    (place / "checkpoints" / "step_1").rmdir()
+    with a_run(tmp_path, path=place) as run:
+        assert run.config.is_file()
+    assert not list(place.glob(".config.yaml.*"))
 
 
 def test_only_a_run_can_be_opened(tmp_path):

@@ -13,7 +13,15 @@ from dataclasses import dataclass
 from inspect import isbuiltin
 from typing import Any, ClassVar
 
-from rlinf.envs.base import Observation, require_known, require_package
+import numpy as np
+
+from rlinf.envs.base import (
+    Observation,
+    observation_space,
+    require_known,
+    require_package,
+    require_picture_sizes,
+)
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.mujoco.models import shared_models
 from rlinf.envs.requirements import Requirements
@@ -99,7 +107,68 @@ class DrawingTask(GymnasiumTask):
         return reward, terminated, truncated, info
 
 
-class PandaGymEnv(GymnasiumTask):
+@dataclass(frozen=True)
+class SeenOptions(TaskOptions):
+    """Options of an env type whose tasks are told in numbers, or shown."""
+
+    only_with: ClassVar = {"image_size": "images: true"}
+
+    images: bool = False
+    """Show a picture [image_size, image_size, 3], and as ``states`` what the robot knows of itself;
+    otherwise ``states`` say where everything is."""
+    image_size: int = 128
+    """Pixels of a side."""
+
+
+class SeenTask(DrawingTask):
+    """A task whose picture is drawn beside it."""
+
+    Options: ClassVar[type[Any]] = SeenOptions
+    _known: Any = None
+
+    def __init__(self, options: Any) -> None:
+        super().__init__(options)
+        self._shown = options
+        if options.images:
+            size, states = options.image_size, len(self.robot_states())
+            self.state_parts = ()
+            self.observation_space = observation_space(
+                {"states": (states,), "main_images": (size, size, 3)}
+            )
+            self.never_black = ("main_images",)
+
+    @classmethod
+    def check(cls, options: Any, max_episode_steps: int) -> None:
+        """Refuse unknown tasks, and pictures of no size."""
+        super().check(options, max_episode_steps)
+        require_picture_sizes(options)
+
+    def robot_states(self) -> np.ndarray:
+        """What the robot knows of itself [D]."""
+        raise NotImplementedError
+
+    def picture(self, size: int) -> np.ndarray:
+        """The present state, uint8 [size, size, 3]."""
+        raise NotImplementedError
+
+    def observe(self) -> Observation:
+        """Return the present state."""
+        return self._converted(self._known)
+
+    def _converted(self, observation: Any) -> Observation:
+        self._known = observation
+        if self._looks:
+            self._seen_last = self._seen_now(observation)
+        return self._seen_last
+
+    def _seen_now(self, observation: Any) -> Observation:
+        if not self._shown.images:
+            return super()._converted(observation)
+        states = self.robot_states().astype(np.float32)
+        return {"states": states, "main_images": self.picture(self._shown.image_size)}
+
+
+class PandaGymEnv(SeenTask):
     """A Franka arm in PyBullet: reach, push, slide, pick and place, stack; by goals."""
 
     name = "panda_gym"
@@ -119,7 +188,7 @@ class PandaGymEnv(GymnasiumTask):
         licence="MIT; PyBullet zlib",
     )
 
-    def __init__(self, options: TaskOptions) -> None:
+    def __init__(self, options: SeenOptions) -> None:
         super().__init__(options)
         # Its client looks every function up at every call; to look this one up disconnects.
         inner: Any = self._env.unwrapped
@@ -147,6 +216,20 @@ class PandaGymEnv(GymnasiumTask):
             )
         client.performCollisionDetection()
         return super().reset(seed=seed, options=options)
+
+    def robot_states(self) -> np.ndarray:
+        """Position and velocity of the hand, and how far it is open where it is not locked."""
+        inner: Any = self._env.unwrapped
+        found: np.ndarray = inner.robot.get_obs()
+        return found
+
+    def picture(self, size: int) -> np.ndarray:
+        """The view of its videos."""
+        inner: Any = self._env.unwrapped
+        names = ("target_position", "distance", "yaw", "pitch", "roll")
+        view = {name: getattr(inner, f"render_{name}") for name in names}
+        frame: np.ndarray = inner.sim.render(width=size, height=size, **view)
+        return frame
 
     @classmethod
     def arguments(cls, options: Any) -> dict[str, Any]:
@@ -312,9 +395,28 @@ def _looks_once(own: Any) -> Any:
     return Quick
 
 
-class XArmEnv(GymnasiumTask):
+@dataclass(frozen=True)
+class XArmOptions(SeenOptions):
+    """Options of the ``xarm`` env type."""
+
+    only_with: ClassVar = {"image_size": "images: true", "effects": "images: true"}
+
+    task: str = "gym_xarm/XarmLift-v0"
+    """Task, of which the package registers this one alone."""
+    images: bool = False
+    """Show a picture [image_size, image_size, 3], and as ``states`` [4] where the hand is and how
+    far it is open, as the sets ``lerobot/xarm_lift_…`` do; otherwise ``states`` say where the cube
+    is, too."""
+    image_size: int = 84
+    """Pixels of a side."""
+    effects: bool = False
+    """Draw shadows and smooth edges, as those sets have them; slow without a GPU."""
+
+
+class XArmEnv(SeenTask):
     """An xArm 7 that lifts a cube, in MuJoCo."""
 
+    Options: ClassVar[type[Any]] = XArmOptions
     name = "xarm"
     example: ClassVar[dict[str, Any]] = {"task": "gym_xarm/XarmLift-v0"}
     tasks = ("gym_xarm/XarmLift-v0",)
@@ -329,10 +431,26 @@ class XArmEnv(GymnasiumTask):
 
     _painter: Any = None
 
-    def __init__(self, options: TaskOptions) -> None:
+    def __init__(self, options: XArmOptions) -> None:
         super().__init__(options)
         inner: Any = self._env.unwrapped
         inner.__class__ = _looks_once(type(inner))
+
+    def robot_states(self) -> np.ndarray:
+        """Position of the hand, and how far it is open [4]."""
+        inner: Any = self._env.unwrapped
+        found: np.ndarray = inner.robot_state
+        return found
+
+    def picture(self, size: int) -> np.ndarray:
+        """The view of its one camera."""
+        from rlinf.envs.mujoco.picture import Painter
+
+        inner: Any = self._env.unwrapped
+        if self._painter is None:
+            self._painter = Painter(inner.model, effects=self._shown.effects)
+        frame: np.ndarray = self._painter.paint(inner.data, "camera0", size)
+        return frame
 
     @classmethod
     def keeps_model(cls, task: str) -> bool:
@@ -355,12 +473,7 @@ class XArmEnv(GymnasiumTask):
     def render(self) -> Any:
         """Its one camera, uint8 [256, 256, 3]; the package calls gymnasium's renderer as it was
         before 1.0."""
-        from rlinf.envs.mujoco.picture import Painter
-
-        inner: Any = self._env.unwrapped
-        if self._painter is None:
-            self._painter = Painter(inner.model)
-        return self._painter.paint(inner.data, "camera0", 256)
+        return self.picture(256)
 
     def close(self) -> None:
         """Free model and graphics."""

@@ -27,7 +27,7 @@ def test_options_are_validated_with_defaults_filled_in():
     [
         ({"type": "metawold"}, "unknown env type `metawold`; did you mean `metaworld`"),
         ({"options": {}}, "options.task"),
-        ({"type": "xarm", "options": {}}, "registers it; for example gym_xarm/XarmLift-v0"),
+        ({"type": "panda_gym", "options": {}}, "registers it; for example PandaReachDense-v3"),
         ({"type": "pusht", "options": {"image": True}}, "did you mean `images`"),
         ({"options": {"task": "reach-v3", "imagess": True}}, "did you mean `images`"),
         ({"options": {"task": "reach-v3", "images": "yes"}}, "options.images"),

@@ -178,9 +178,67 @@ assert np.array_equal(seen["states"], np.float32(theirs["agent_pos"]))
 """
 
 
+# Its own pictures are drawn by gymnasium's renderer, which it calls as that was before 1.0.
+_XARM = """
+import gymnasium, gym_xarm
+import numpy as np
+from gymnasium.envs.mujoco.mujoco_rendering import MujocoRenderer
+from rlinf.envs.base import REGISTRY
+adapter = REGISTRY.load("xarm")
+env = adapter(adapter.Options(images=True, effects=True))
+own = gymnasium.make("gym_xarm/XarmLift-v0", obs_type="state", disable_env_checker=True)
+drawn, picture = [], env.picture
+env.picture = lambda size: drawn.append(size) or picture(size)
+seen, _ = env.reset(seed=3)
+own.reset(seed=3)
+assert drawn == [84]
+draw = np.random.default_rng(0)
+for count in range(6):
+    action = draw.uniform(-1, 1, 4).astype(np.float32)
+    _, reward, *_ = own.step(action)
+    assert abs(env.step_blind(action)[0] - reward) < 1e-9
+assert drawn == [84]
+seen, inner = env.observe(), own.unwrapped
+assert drawn == [84, 84]
+assert np.array_equal(seen["states"], np.float32(inner.robot_state))
+inner._mujoco.mj_forward(inner.model, inner.data)
+renderer = MujocoRenderer(inner.model, inner.data, width=84, height=84, camera_name="camera0")
+apart = np.abs(renderer.render("rgb_array").astype(int) - seen["main_images"])
+assert apart.mean() < 0.5 and (apart > 8).mean() < 0.01, (apart.mean(), (apart > 8).mean())
+"""
+_PANDA_GYM = """
+import gymnasium, panda_gym
+import numpy as np
+from rlinf.envs.base import REGISTRY
+adapter = REGISTRY.load("panda_gym")
+for task, numbers in (("PandaPushDense-v3", 6), ("PandaPickAndPlace-v3", 7)):
+    env = adapter(adapter.Options(task=task, images=True, image_size=64))
+    own = gymnasium.make(task, renderer="Tiny", render_mode="rgb_array", disable_env_checker=True,
+                         render_width=64, render_height=64)
+    drawn, picture = [], env.picture
+    env.picture = lambda size: drawn.append(size) or picture(size)
+    env.reset(seed=3)
+    own.reset(seed=3)
+    draw = np.random.default_rng(0)
+    for count in range(6):
+        action = draw.uniform(-1, 1, env.action_space.shape).astype(np.float32)
+        _, reward, *_ = own.step(action)
+        assert abs(env.step_blind(action)[0] - reward) < 1e-9
+    assert drawn == [64]
+    seen = env.observe()
+    assert drawn == [64, 64]
+    assert seen["states"].shape == (numbers,)
+    assert np.array_equal(seen["states"], np.float32(own.unwrapped.robot.get_obs()))
+    assert np.array_equal(seen["main_images"], own.render())
+"""
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("name", "code"), [("aloha", _ALOHA), ("pusht", _PUSHT)])
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [("aloha", _ALOHA), ("pusht", _PUSHT), ("xarm", _XARM), ("panda_gym", _PANDA_GYM)],
+)
 def test_of_a_chunk_one_picture_is_drawn_and_it_is_the_simulators(name: str, code: str) -> None:
     require_simulator(name)
     python = interpreter(name)

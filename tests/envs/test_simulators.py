@@ -40,6 +40,7 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
                      "partially_observable": states}, steps)
       for states, camera, steps in ((True, "gripperPOV", 1), (False, "topview", 2))),
     ("panda_gym", {"task": "PandaStackJoints-v3"}, 2),
+    ("panda_gym", {"task": "PandaPickAndPlace-v3", "images": True, "image_size": 64}, 2),
     ("pusht", {"task": "gym_pusht/PushT-v0"}, 2),
     ("pusht", {"task": "gym_pusht/PushT-v0", "images": True}, 2),
     ("aloha", {"task": "gym_aloha/AlohaInsertion-v0", "states": True}, 1),
@@ -47,6 +48,7 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
     ("robosuite", {"task": "Wipe", **PICTURES, "robot": "UR5e", "camera": "sideview"}, 1),
     ("robosuite", {"task": "PickPlace", **PICTURES, "dense_reward": False}, 1),
     ("xarm", {"task": "gym_xarm/XarmLift-v0"}, 2),
+    ("xarm", {"images": True, "effects": True}, 2),
 ]  # fmt: skip
 """Options that might exclude each other, with how many steps are shown."""
 

@@ -48,8 +48,9 @@ _LARGEST_LOG = 16 * 2**20
 _LOGGED_BYTES = 64 * 2**10
 """Of what a child prints, so much goes to the log."""
 _OPEN_FILES = 2**16
-_FILES_OF_A_CHILD, _FILES_OF_A_START = 3, 16
-"""That its parent has open: socket, lifeline and output; and for a moment while it is started."""
+_FILES_OF_A_CHILD, _FILES_OF_A_START = 4, 16
+"""That its parent has open: socket, lifeline, output, and what tells of its end; and for a moment
+while it is started."""
 _STACK_SECONDS = 0.3
 _END_SECONDS = 1.0
 _LONGEST_POLL_SECONDS = 1.0

@@ -117,9 +117,10 @@ class Templates:
     """Those of one process, by kind; a few, as what began as forks of an older one goes on."""
 
     def __init__(self) -> None:
-        self._owner, self._lock = os.getpid(), threading.Lock()
+        self._lock = threading.Lock()
         self._known: OrderedDict[Kind, _Template | None] = OrderedDict()  # None: of no use
         self._left: list[_Template] = []
+        os.register_at_fork(after_in_child=self._begin_anew)
 
     def fork(self, kind: Kind, output: int, descriptors: Sequence[int]) -> ForkedProcess | None:
         """A process that runs ``main(*descriptors)`` and prints to ``output``, or None where it
@@ -157,11 +158,6 @@ class Templates:
 
     def _ask(self, kind: Kind, content: bytes, files: Sequence[int]) -> bool:
         with self._lock:
-            if self._owner != os.getpid():  # in a fork of the process whose templates these are
-                self._owner = os.getpid()
-                for other in list(self._known):
-                    self._leave(other)
-                self._left.clear()
             if kind in self._known:
                 self._known.move_to_end(kind)
                 template = self._known[kind]
@@ -172,6 +168,14 @@ class Templates:
             while len(self._known) > _MOST:
                 self._leave(next(iter(self._known)))
             return template.asked(content, files)
+
+    def _begin_anew(self) -> None:
+        """In a fork of the process whose templates these are, where another thread may have had the
+        lock."""
+        self._lock = threading.Lock()
+        for template in filter(None, self._known.values()):
+            template.connection.close()
+        self._known, self._left = OrderedDict(), []
 
     def _leave(self, kind: Kind) -> None:
         if (template := self._known.pop(kind, None)) is not None:

@@ -25,6 +25,7 @@ from rlinf.envs.base import (
 from rlinf.envs.gymnasium_env import GymnasiumEnv, GymnasiumOptions
 from rlinf.envs.mujoco.models import shared_models
 from rlinf.envs.requirements import Requirements
+from rlinf.errors import ConfigError
 
 _GYMNASIUM = "gymnasium==1.4.0"
 
@@ -125,6 +126,7 @@ class SeenTask(DrawingTask):
 
     Options: ClassVar[type[Any]] = SeenOptions
     _known: Any = None
+    _painter: Any = None
 
     def __init__(self, options: Any) -> None:
         super().__init__(options)
@@ -154,6 +156,12 @@ class SeenTask(DrawingTask):
     def observe(self) -> Observation:
         """Return the present state."""
         return self._converted(self._known)
+
+    def close(self) -> None:
+        """Free model and graphics."""
+        if self._painter is not None:
+            self._painter.close()
+        super().close()
 
     def _converted(self, observation: Any) -> Observation:
         self._known = observation
@@ -237,8 +245,8 @@ class PandaGymEnv(SeenTask):
         return {"renderer": "Tiny"}
 
 
-class GymnasiumRoboticsEnv(GymnasiumTask):
-    """Fetch arms, hands and mazes in MuJoCo, by goals."""
+class GymnasiumRoboticsEnv(SeenTask):
+    """Fetch arms, hands and mazes in MuJoCo, by goals; Fetch arms may be seen."""
 
     name = "gymnasium_robotics"
     example: ClassVar[dict[str, Any]] = {"task": "FetchReachDense-v4"}
@@ -267,6 +275,32 @@ class GymnasiumRoboticsEnv(GymnasiumTask):
         licence="MIT",
         variables={"MUJOCO_GL": "egl"},
     )
+
+    @classmethod
+    def check(cls, options: Any, max_episode_steps: int) -> None:
+        """Refuse unknown tasks, and pictures of those without a camera."""
+        super().check(options, max_episode_steps)
+        if options.images and not options.task.startswith("Fetch"):
+            reason = (
+                f"no camera looks at {options.task}, only at the tasks of Fetch; nearest: false"
+            )
+            raise ConfigError(reason, key="options.images")
+
+    def robot_states(self) -> np.ndarray:
+        """Position of the hand, how far its fingers are open, and the velocities of both [10]."""
+        inner: Any = self._env.unwrapped
+        seen: np.ndarray = inner._get_obs()["observation"]
+        return seen if len(seen) == 10 else seen[[0, 1, 2, 9, 10, 20, 21, 22, 23, 24]]
+
+    def picture(self, size: int) -> np.ndarray:
+        """Hand, table, object and goal, from before the table."""
+        from rlinf.envs.mujoco.picture import shared_painter
+
+        inner: Any = self._env.unwrapped
+        self._painter = shared_painter(inner.model)
+        inner._render_callback()  # puts the goal where it is
+        frame: np.ndarray = self._painter.paint(inner.data, "external_camera_0", size)
+        return frame
 
     @classmethod
     def success_key(cls, task: str) -> str:
@@ -429,8 +463,6 @@ class XArmEnv(SeenTask):
         variables={"MUJOCO_GL": "egl"},
     )
 
-    _painter: Any = None
-
     def __init__(self, options: XArmOptions) -> None:
         super().__init__(options)
         inner: Any = self._env.unwrapped
@@ -444,11 +476,10 @@ class XArmEnv(SeenTask):
 
     def picture(self, size: int) -> np.ndarray:
         """The view of its one camera."""
-        from rlinf.envs.mujoco.picture import Painter
+        from rlinf.envs.mujoco.picture import shared_painter
 
         inner: Any = self._env.unwrapped
-        if self._painter is None:
-            self._painter = Painter(inner.model, effects=self._shown.effects)
+        self._painter = shared_painter(inner.model, effects=self._shown.effects)
         frame: np.ndarray = self._painter.paint(inner.data, "camera0", size)
         return frame
 
@@ -474,12 +505,6 @@ class XArmEnv(SeenTask):
         """Its one camera, uint8 [256, 256, 3]; the package calls gymnasium's renderer as it was
         before 1.0."""
         return self.picture(256)
-
-    def close(self) -> None:
-        """Free model and graphics."""
-        if self._painter is not None:
-            self._painter.close()
-        super().close()
 
 
 @dataclass(frozen=True)

@@ -83,6 +83,7 @@ BAD: list[tuple[str, dict[str, Any], str, str]] = [
     ("mjlab", {"task": "Mjlab-Cartpole-Balance", "device": "cud:7"}, "device", "cpu"),
     ("panda_gym", {"task": "PandaReech-v3"}, "task", "PandaReach-v3"),
     ("pusht", {"task": "PushT"}, "task", "gym_pusht/PushT-v0"),
+    ("gymnasium_robotics", {"task": "HandReach-v3", "images": True}, "images", "nearest: false"),
     ("robosuite", {"task": "Lyft"}, "task", "Lift"),
     ("robosuite", {"task": "Lift", "robot": "Pandas"}, "robot", "Panda"),
     ("put_on_plate", {"task": "PutOnPlateInScene25-v3"}, "task", "PutOnPlateInScene25Main-v3"),

@@ -206,6 +206,40 @@ renderer = MujocoRenderer(inner.model, inner.data, width=84, height=84, camera_n
 apart = np.abs(renderer.render("rgb_array").astype(int) - seen["main_images"])
 assert apart.mean() < 0.5 and (apart > 8).mean() < 0.01, (apart.mean(), (apart > 8).mean())
 """
+# What moves is told without the object, and the picture has what MuJoCo draws of the same camera.
+_FETCH = """
+import gymnasium, gymnasium_robotics, mujoco
+import numpy as np
+from rlinf.envs.base import REGISTRY
+adapter = REGISTRY.load("gymnasium_robotics")
+for task in ("FetchPush-v4", "FetchReach-v4"):
+    env = adapter(adapter.Options(task=task, images=True, image_size=96))
+    own = gymnasium.make(task, disable_env_checker=True, max_episode_steps=-1)
+    drawn, picture = [], env.picture
+    env.picture = lambda size: drawn.append(size) or picture(size)
+    env.reset(seed=3)
+    own.reset(seed=3)
+    draw = np.random.default_rng(0)
+    for count in range(6):
+        action = draw.uniform(-1, 1, 4).astype(np.float32)
+        theirs, reward, *_ = own.step(action)
+        assert abs(env.step_blind(action)[0] - reward) < 1e-9
+    assert drawn == [96]
+    seen, inner = env.observe(), own.unwrapped
+    assert drawn == [96, 96]
+    robot = inner.generate_mujoco_observations()
+    expected = np.concatenate([robot[0], robot[3], robot[7], robot[8]])
+    assert np.array_equal(seen["states"], np.float32(expected))
+    inner._render_callback()
+    quality = inner.model.vis.quality
+    quality.shadowsize = quality.offsamples = 0
+    renderer = mujoco.Renderer(inner.model, 96, 96)
+    for flag in ("mjRND_SHADOW", "mjRND_REFLECTION", "mjRND_SKYBOX"):
+        renderer.scene.flags[getattr(mujoco.mjtRndFlag, flag)] = 0
+    renderer.update_scene(inner.data, camera="external_camera_0")
+    apart = np.abs(renderer.render().astype(int) - seen["main_images"])
+    assert apart.mean() < 0.1, apart.mean()
+"""
 _PANDA_GYM = """
 import gymnasium, panda_gym
 import numpy as np
@@ -237,7 +271,13 @@ for task, numbers in (("PandaPushDense-v3", 6), ("PandaPickAndPlace-v3", 7)):
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("aloha", _ALOHA), ("pusht", _PUSHT), ("xarm", _XARM), ("panda_gym", _PANDA_GYM)],
+    [
+        ("aloha", _ALOHA),
+        ("pusht", _PUSHT),
+        ("xarm", _XARM),
+        ("panda_gym", _PANDA_GYM),
+        ("gymnasium_robotics", _FETCH),
+    ],
 )
 def test_of_a_chunk_one_picture_is_drawn_and_it_is_the_simulators(name: str, code: str) -> None:
     require_simulator(name)

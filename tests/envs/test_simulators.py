@@ -26,6 +26,7 @@ TOGETHER: list[tuple[str, dict[str, object], int]] = [
     ("franka_sim", {"task": "gym_hil/PandaPickCubeBase-v0", **PICTURES, "effects": True}, 1),
     ("gymnasium_robotics", {"task": "AdroitHandDoor-v1"}, 1),
     ("gymnasium_robotics", {"task": "AntMaze_UMaze-v5"}, 2),
+    ("gymnasium_robotics", {"task": "FetchSlide-v4", "images": True, "image_size": 64}, 2),
     ("libero", {**SPATIAL, "images": False}, 1),
     *(("libero", {**SPATIAL, **PICTURES, "mirrored": mirrored, "effects": effects}, steps)
       for mirrored, effects, steps in ((False, True, 1), (True, False, 2))),

@@ -120,6 +120,17 @@ class Painter:
         self._size = size
 
 
+_SHARED: dict[tuple[int, bool], Painter] = {}
+
+
+def shared_painter(model: Any, *, effects: bool = False) -> Painter:
+    """The one painter of this process for a model that its envs share, which stays until the end.
+
+    Whichever closes it gives the graphics context back, which the next picture opens again.
+    """
+    return _SHARED.setdefault((id(model), effects), Painter(model, effects=effects))
+
+
 def open_window(size: int) -> Any:
     """Return an offscreen OpenGL context of ``size`` pixels, by the first backend that works.
 

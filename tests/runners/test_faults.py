@@ -203,7 +203,7 @@ def test_an_evaluation_tells_of_a_fault_whose_episodes_were_played_again(
             episodes=[replace(good, valid=False), good], first_faults={"crash": (env, "SIGKILL")}
         )
         path = "rlinf.runners.embodied_evaluation.play_episodes"
-        monkeypatch.setattr(path, lambda groups, episodes, report=report: report)
+        monkeypatch.setattr(path, lambda groups, episodes, kept, report=report: report)
         caplog.clear()
         assert evaluator.play(None, spec, "it").success_rate == 1.0
         (told,) = (record.getMessage() for record in caplog.records)
